@@ -54,9 +54,9 @@ def _estimate(options: Mapping[str, Any]) -> None:
         max_corrupt=options.get("max_corrupt", MAX_CORRUPT),
     )
     guess = UnitGuess(policy.action_space, warns=False)
-    restore_or_look = guess.look
+    restore_or_inspect = guess.inspect
     if options.get(NORMALIZED):
-        restore_or_look = UnitActions(policy.action_space).restore
+        restore_or_inspect = UnitActions(policy.action_space).restore
     is_raw = options.get("raw_observations", False)
     # raw observations are converted by the policy's preprocessor
     observation_space = None if is_raw else policy.policy.observation_space
@@ -64,7 +64,7 @@ def _estimate(options: Mapping[str, Any]) -> None:
 
     def take_in(episode: SampleBatch) -> None:
         fitter.fit(episode)
-        restore_or_look(episode)
+        restore_or_inspect(episode)
 
     methods = options.get("methods", tuple(METHODS))
     judgement = judge(

@@ -107,7 +107,9 @@ class Crowd:
     def lose(self, number: int) -> None:
         """End the process of a worker."""
         self._gone(number)
-        self._act(lambda: self.session.lose_worker_id(f"w{number}", "its process ended", self.now))
+        self._act(
+            lambda: self.session.mark_process_lost(f"w{number}", "its process ended", self.now)
+        )
 
     def bring(self, number: int) -> bool:
         """Send a fragment if the worker has a lease for it."""

@@ -172,7 +172,7 @@ class Actor:
         return self._is_ours and self.policy.exploration is None
 
     @property
-    def looks_back(self) -> bool:
+    def uses_previous_step(self) -> bool:
         """True if the policy uses previous actions and rewards, or if that is unknown."""
         return not (
             self.is_plain

@@ -115,8 +115,11 @@ Columns = Mapping[str, Array]
 Bools = NDArray[np.bool_]
 """Flags of any shape."""
 F32 = NDArray[np.float32]
+"""Numbers of any shape for networks."""
 F64 = NDArray[np.float64]
+"""Numbers of any shape that are summed over many rows."""
 I64 = NDArray[np.int64]
+"""Indices or whole numbers of any shape."""
 Dtype = Literal["float32", "int32", "uint8"]
 """Dtype of a column in an update."""
 Piece = tuple[str, int, Array]

@@ -257,7 +257,7 @@ def _env_major(column: Array) -> Array:
     return column.swapaxes(0, 1).reshape(-1, *column.shape[2:])
 
 
-def goes_on(
+def continues_stack(
     before: Array,
     after: Array,
     count: int,

@@ -29,7 +29,7 @@ from aiorl.errors import BatchError
 _STATE = "state_in_"
 
 
-def laid_out(
+def to_training_arrays(
     rows: Columns,
     plan: SamplePlan,
     sequence_length: int | None,

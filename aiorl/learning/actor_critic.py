@@ -151,7 +151,9 @@ def sequence_forward(
     """
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
     states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
-    previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.looks_back else ()
+    previous = (
+        (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.uses_previous_step else ()
+    )
     dist_inputs, values = model.forward_sequence(
         columns[c.OBS], states, resets, *previous, weights=weights
     )
@@ -177,7 +179,7 @@ def sequence_forward_with_last(
         longer = {
             name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)
         }
-        if model.looks_back:
+        if model.uses_previous_step:
             for name, source in ((c.PREV_ACTIONS, c.ACTIONS), (c.PREV_REWARDS, c.REWARDS)):
                 longer[name] = _with_those_before(columns[name], columns[source], longer[c.VALID])
         dist_inputs, values = sequence_forward(model, {**columns, **longer, c.OBS: obs}, weights)

@@ -210,7 +210,7 @@ def _taking_in(
         if is_normalized:
             scales[policy_id] = UnitActions(policy.action_space).restore
         elif seem_scaled(policy.action_space, 0.0, 0.0):
-            scales[policy_id] = UnitGuess(policy.action_space).look
+            scales[policy_id] = UnitGuess(policy.action_space).inspect
     raw = {
         policy_id
         for policy_id, policy in worker.policy_map.items()

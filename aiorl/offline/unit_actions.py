@@ -87,7 +87,7 @@ class UnitGuess:
         """True if the actions of all rows so far seem to be scaled."""
         return self._rows > 0 and not self._is_wider
 
-    def look(self, rows: SampleBatch) -> None:
+    def inspect(self, rows: SampleBatch) -> None:
         """Inspect more rows, unless there were enough."""
         if self._is_wider or c.ACTIONS not in rows or (self._warns and self._rows >= _ENOUGH):
             return

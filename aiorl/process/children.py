@@ -255,7 +255,7 @@ class _Child:
 
 
 class Children:
-    """Child processes, one for each slot. The owner calls `look` repeatedly, and `stop` at the end.
+    """Child processes, one for each slot. The owner calls `poll` repeatedly, and `stop` at the end.
 
     A child in slot 0 serves the others: it decides neither when they are over nor their statuses.
     """
@@ -332,7 +332,7 @@ class Children:
             self.stop(signal.SIGKILL)
             raise
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take note of children that have ended, and restart them when due."""
         for slot, child in self._children.items():
             if child.process is not None:

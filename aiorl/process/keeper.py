@@ -86,7 +86,7 @@ class Keeper:
         while True:
             now = time.monotonic()
             self._obey_signals(now)
-            self._children.look()
+            self._children.poll()
             if self._children.is_over:
                 return self._end_status()
             select.select([reader], [], [], self._wait_s(now))

@@ -273,7 +273,11 @@ class Evaluations(Observer):
         if config.seed is not None:
             seeds = np.random.SeedSequence((config.seed, _SEED, iteration))
             seed = int(seeds.generate_state(1)[0] >> 1)  # of 31 bits, which every environment takes
-        request = {"episodes": config.evaluation_num_episodes, "seed": seed, **manner_of(config)}
+        request = {
+            "episodes": config.evaluation_num_episodes,
+            "seed": seed,
+            **evaluate_arguments(config),
+        }
         if play is not None:
             return as_result([await play(path, request)])
         request["checkpoint"] = str(path)
@@ -353,7 +357,7 @@ def _score(evaluation: Mapping[str, Any]) -> float:
     return -math.inf
 
 
-def manner_of(config: CommonConfig) -> dict[str, Any]:
+def evaluate_arguments(config: CommonConfig) -> dict[str, Any]:
     """Return the arguments of `aiorl.evaluate` that follow from ``evaluation_config``."""
     changes = dict(config.evaluation_config)
     return {"explore": bool(changes.pop("explore", False)), "config": changes}

@@ -47,7 +47,7 @@ class Iteration:
 
     def usage(self) -> dict[str, float] | None:
         """Return the CPU and memory use since the last call; None if the run does not report it."""
-        return None if self._usage is None else self._usage.look()
+        return None if self._usage is None else self._usage.measure()
 
     def look_at_episodes(self, count: int) -> None:
         """Warn once if hardly any episode ends and no horizon is set.

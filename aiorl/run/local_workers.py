@@ -130,7 +130,7 @@ class LocalWorkers:
                 (5.0, None),
             ):
                 for _ in range(round(wait_s / _END_EVERY_S)):
-                    self._children.look()
+                    self._children.poll()
                     if self._children.is_over:
                         return
                     await asyncio.sleep(_END_EVERY_S)
@@ -158,7 +158,7 @@ class LocalWorkers:
         A worker is lost if it was registered and does not come back, or if it does not register
         long after its start.
         """
-        self._children.look()
+        self._children.poll()
         if not self.may_be_lost:
             return
         registered = self._session.slots
@@ -166,7 +166,7 @@ class LocalWorkers:
             if slot in registered:
                 self._has_joined[slot] = pid
                 self._absent.pop(slot, None)
-                if self._session.has_brought(slot):
+                if self._session.has_sent(slot):
                     self._worked.add(slot)
                 continue
             if self._absent.get(slot, (0, 0.0))[0] != pid:
@@ -215,7 +215,7 @@ class LocalWorkers:
         slot = event.slot
         if isinstance(event, ChildRestarting | ChildGaveUp):
             reason = f"its process ended with {status_text(event.status)}"
-            self._session.lose_worker_id(self._worker_ids[slot], reason, time.monotonic())
+            self._session.mark_process_lost(self._worker_ids[slot], reason, time.monotonic())
         match event:
             case ChildStarted():
                 self.given_up.discard(slot)

@@ -103,7 +103,7 @@ class Version:
         self._context = contextvars.copy_context()
         # numbers too large for float32 become infinite, which is refused
         self._context.run(np.seterr, over="ignore")
-        self._has_memory = bool(actor.initial_state) or actor.looks_back
+        self._has_memory = bool(actor.initial_state) or actor.uses_previous_step
         self._blank = Memory(actor.initial_memory, actor.layout.to_env(actor.layout.zeros(1))[0])
 
     def submit(self, job: Job) -> Reply:

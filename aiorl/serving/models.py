@@ -255,10 +255,10 @@ class _Source:
         if follow and is_run:
             self.folders = [self.path / _FOLDERS[follow], self.path]
         self._load = load
-        self._last_look: object = None
+        self._last_signature: object = None
 
     def newer(self) -> list[Version]:
-        """Return the policies of the newest checkpoint; [] if it is the one of the last look, or
+        """Return the policies of the newest checkpoint; [] if it is the one of the last call, or
         damaged.
         """
         try:
@@ -266,10 +266,10 @@ class _Source:
             stats = [file.stat() for file in sorted(path.iterdir())]
         except (StopIteration, CheckpointError, OSError):
             return []  # there is none, or it is being replaced now
-        look = (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
-        if self._last_look == look:
+        signature = (path, [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats])
+        if self._last_signature == signature:
             return []
-        self._last_look = look
+        self._last_signature = signature
         try:
             # a run's newest usable checkpoint at first: an older one is better than none
             return self._load(path if self.arms else path.parent)

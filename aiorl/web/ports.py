@@ -172,11 +172,11 @@ class Ports:
         """Look after a process until the port is closed, or the process has failed too often."""
         with listener:
             while not (child.is_over or self._is_over.wait(_POLL_S)):
-                child.look()
+                child.poll()
         child.stop(signal.SIGTERM)
         while not child.is_over:
             time.sleep(_POLL_S)
-            child.look()
+            child.poll()
 
 
 def main() -> None:

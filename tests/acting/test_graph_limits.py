@@ -20,7 +20,9 @@ LONGEST = 2**63 - 1
 
 
 def plain() -> tuple[onnx.ModelProto, Any, dict[str, Any]]:
-    graph, spec, weights = make_graph((3,), spaces.Discrete(2), recurrent=True, looks_back=True)
+    graph, spec, weights = make_graph(
+        (3,), spaces.Discrete(2), recurrent=True, uses_previous_step=True
+    )
     return onnx.load_from_string(graph), spec, weights
 
 

@@ -52,7 +52,7 @@ class PlainNetwork:
         assert not weights
 
 
-def make_policy(space, *, config=None, recurrent=False, looks_back=False, seed=0):
+def make_policy(space, *, config=None, recurrent=False, uses_previous_step=False, seed=0):
     distribution = make_distribution(space)
     spec = ActingSpec(
         obs_shape=(3,),
@@ -63,7 +63,7 @@ def make_policy(space, *, config=None, recurrent=False, looks_back=False, seed=0
         action_space=space_to_dict(space),
         weights=(),
         prev_action=ArraySpec("prev_actions", distribution.action_shape, "float32")
-        if looks_back
+        if uses_previous_step
         else None,
     )
     return GraphPolicy(PlainNetwork(distribution.num_inputs), spec, config=config, seed=seed)
@@ -107,12 +107,12 @@ def test_r117_act_into_writes_flat_rows():
     np.testing.assert_array_equal(rows.logp, expected.columns[c.ACTION_LOGP])
 
 
-@pytest.mark.parametrize("looks_back", [False, True])
+@pytest.mark.parametrize("uses_previous_step", [False, True])
 @pytest.mark.parametrize("space", [spaces.Discrete(4), TUPLE])
 def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_have_had(
-    space, looks_back
+    space, uses_previous_step
 ):
-    policy = make_policy(space, recurrent=True, looks_back=looks_back)
+    policy = make_policy(space, recurrent=True, uses_previous_step=uses_previous_step)
     space.seed(1)
     actions = [space.sample() for _ in range(5)]
     column = policy.layout.to_column(
@@ -130,11 +130,13 @@ def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_ha
         np.testing.assert_array_equal(
             batch[c.state_in(0)][row], state[0][0], "those that were stored are not ours"
         )
-        value = policy.values(batch[c.OBS][row : row + 1], state, prev if looks_back else None)
+        value = policy.values(
+            batch[c.OBS][row : row + 1], state, prev if uses_previous_step else None
+        )
         np.testing.assert_allclose(batch[c.VF_PREDS][row], value[0], rtol=1e-6)
         state = policy.graph.run(batch[c.OBS][row : row + 1], state)[2]
         np.testing.assert_array_equal(batch[c.state_out(0)][row], state[0][0])
-        if looks_back:
+        if uses_previous_step:
             np.testing.assert_array_equal(batch[c.PREV_ACTIONS][row], prev[0][0])
             assert batch[c.PREV_REWARDS][row] == prev[1][0]
         prev = column[row : row + 1], rewards[row : row + 1]
@@ -143,7 +145,7 @@ def test_a_stored_trajectory_gets_the_states_and_values_that_the_policy_would_ha
 
 
 def test_r111_previous_actions_and_rewards_reach_the_network_in_the_order_of_the_observations():
-    policy = make_policy(spaces.Discrete(4), looks_back=True)
+    policy = make_policy(spaces.Discrete(4), uses_previous_step=True)
     obs = obs_of(3)
     prev_actions, prev_rewards = np.array([3, 0, 1]), np.array([0.5, 0.0, -1.0])
     _, _, columns = policy.compute_actions(obs, (), prev_actions, prev_rewards)
@@ -153,7 +155,7 @@ def test_r111_previous_actions_and_rewards_reach_the_network_in_the_order_of_the
 
 
 def test_r100_unknown_previous_steps_count_as_zeros():
-    policy = make_policy(TUPLE, looks_back=True)
+    policy = make_policy(TUPLE, uses_previous_step=True)
     zeros = policy.compute_actions(obs_of(2), (), np.zeros((2, 3)), np.zeros(2))[2]
     missing = policy.compute_actions(obs_of(2))[2]
     np.testing.assert_array_equal(zeros[c.VF_PREDS], missing[c.VF_PREDS])
@@ -230,13 +232,17 @@ SETTINGS = {"postprocess": "gae", "postprocess_params": {"gamma": 0.9, "lam": 0.
 @pytest.mark.parametrize(
     "ending", [{}, {"terminated": True}, {"truncated": True}], ids=["cut", "term", "trunc"]
 )
-@pytest.mark.parametrize("looks_back", [False, True])
-def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(ending, looks_back):
+@pytest.mark.parametrize("uses_previous_step", [False, True])
+def test_a_trajectory_gets_advantages_bootstrapped_from_its_last_new_obs(
+    ending, uses_previous_step
+):
     """SPEC 4.9: a trajectory cut in mid-episode must be able to bootstrap from the last new_obs."""
-    policy = make_policy(spaces.Discrete(4), config=SETTINGS, recurrent=True, looks_back=looks_back)
+    policy = make_policy(
+        spaces.Discrete(4), config=SETTINGS, recurrent=True, uses_previous_step=uses_previous_step
+    )
     batch = trajectory(policy, 6, **ending)
     last = batch[c.NEW_OBS][-1].sum() + 6.0  # the state after the last step
-    if looks_back:
+    if uses_previous_step:
         last += 10.0 * batch[c.ACTIONS][-1]
     last = np.array([last], np.float32)
     expected = gae(
@@ -295,7 +301,7 @@ def test_a_column_missing_for_postprocessing_is_named():
 
 
 def test_the_description_carries_the_previous_action():
-    spec = make_policy(TUPLE, looks_back=True).spec
+    spec = make_policy(TUPLE, uses_previous_step=True).spec
     assert ActingSpec.from_dict(spec.to_dict()) == spec
     plain = make_policy(TUPLE).spec
     assert ActingSpec.from_dict(plain.to_dict()) == plain

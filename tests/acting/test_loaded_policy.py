@@ -153,13 +153,13 @@ class Noted(Shown):
 
 
 @pytest.fixture(scope="module")
-def looks_back(
+def uses_previous_step(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, list[tuple[Any, Any, float]]]:
     """Run directory of a policy that looks back at clipped actions, and the steps of an evaluation;
     read-only.
     """
-    directory = tmp_path_factory.mktemp("looks_back")
+    directory = tmp_path_factory.mktemp("uses_previous_step")
     envs: list[Noted] = []
 
     def make(context: Any) -> Noted:
@@ -177,9 +177,9 @@ def looks_back(
 
 
 def test_a_policy_that_looks_back_at_clipped_actions_acts_as_in_an_evaluation(
-    looks_back: tuple[Path, list[tuple[Any, Any, float]]],
+    uses_previous_step: tuple[Path, list[tuple[Any, Any, float]]],
 ) -> None:
-    directory, steps = looks_back
+    directory, steps = uses_previous_step
     played = np.array([action for _, action, _ in steps])
     assert np.isin(played, [TORQUE.low, TORQUE.high]).mean() > 0.3, "many numbers are clipped"
     policy = aiorl.load_policy(directory)
@@ -200,9 +200,9 @@ def test_a_policy_that_looks_back_at_clipped_actions_acts_as_in_an_evaluation(
 
 
 def test_an_export_that_looks_back_at_its_own_clipped_actions_acts_as_in_an_evaluation(
-    looks_back: tuple[Path, list[tuple[Any, Any, float]]], tmp_path: Path
+    uses_previous_step: tuple[Path, list[tuple[Any, Any, float]]], tmp_path: Path
 ) -> None:
-    directory, steps = looks_back
+    directory, steps = uses_previous_step
     session = ort.InferenceSession(str(aiorl.export_policy(directory, tmp_path)["onnx"]))
     names = [output.name for output in session.get_outputs()]
     inputs = {
@@ -229,9 +229,9 @@ def test_an_export_that_looks_back_at_its_own_clipped_actions_acts_as_in_an_eval
 
 
 def test_a_policy_looks_back_at_the_action_that_was_taken_if_it_is_not_its_own(
-    looks_back: tuple[Path, list[tuple[Any, Any, float]]],
+    uses_previous_step: tuple[Path, list[tuple[Any, Any, float]]],
 ) -> None:
-    directory, steps = looks_back
+    directory, steps = uses_previous_step
     policy = aiorl.load_policy(directory)
     _, state, _ = policy.compute_single_action(steps[0][0], policy.get_initial_state())
     action_taken = np.array([0.05, -0.02], np.float32)

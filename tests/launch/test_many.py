@@ -106,7 +106,7 @@ def test_each_of_many_waiting_workers_is_admitted_at_the_same_cost() -> None:
             )
         assert session.num_waiting == peers
         session.begin({}, {}, 0.0)
-        count_visits(session._roster, session.leases, session.ledger, session._line)
+        count_visits(session._roster, session.leases, session.ledger, session._waiting)
         spent = operations(lambda: session.publish(m.Snapshot(0, {}, {}, {}, {}), 0.0))
         assert session.slots == list(range(1, peers + 1))
         return spent / peers

@@ -63,7 +63,9 @@ class Given(InputReader):
 
 
 def postprocessing(n: int) -> Callable[[str, SampleBatch], SampleBatch]:
-    graph, spec, weights = make_graph((2,), spaces.Discrete(3), recurrent=False, looks_back=False)
+    graph, spec, weights = make_graph(
+        (2,), spaces.Discrete(3), recurrent=False, uses_previous_step=False
+    )
     settings = {"postprocess": "n_step", "postprocess_params": {"gamma": 0.5, "n": n}}
     policy = learned_policy_class(graph, spec.to_dict())(
         spaces.Box(-999, 999, (2,)), spaces.Discrete(3), settings

@@ -14,7 +14,7 @@ from aiorl.acting.graph_policy import GraphPolicy, learned_policy_class
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import BatchError, PolicyError
-from aiorl.offline.estimators.fitted_q import log_likelihoods, look_at
+from aiorl.offline.estimators.fitted_q import evaluate_policy, log_likelihoods
 from aiorl.offline.estimators.judgement import judge
 
 THREE = spaces.Discrete(3, start=2)
@@ -51,14 +51,14 @@ def episodes(rng, lengths=(4, 1, 7, 4)):
 @pytest.mark.parametrize(
     "kind",
     [
-        {"recurrent": recurrent, "looks_back": looks_back}
+        {"recurrent": recurrent, "uses_previous_step": uses_previous_step}
         for recurrent in (False, True)
-        for looks_back in (False, True)
+        for uses_previous_step in (False, True)
     ],
 )
 def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(kind):
     policy, stored = make_policy(**kind), episodes(np.random.default_rng(1))
-    look = look_at(policy, stored, need_ends=True)
+    outputs = evaluate_policy(policy, stored, need_ends=True)
     network_inputs, expected = [], []
     for episode in stored:
         state = policy.initial_state(1)
@@ -73,33 +73,33 @@ def test_look_at_equals_stepping_through_each_episode_with_the_policys_states(ki
                     episode["actions"][row : row + 1],
                     episode["rewards"][row : row + 1],
                 )
-    np.testing.assert_allclose(look.dist_inputs, expected, rtol=1e-5)
-    np.testing.assert_allclose(look.inputs, network_inputs, rtol=1e-5)
+    np.testing.assert_allclose(outputs.dist_inputs, expected, rtol=1e-5)
+    np.testing.assert_allclose(outputs.inputs, network_inputs, rtol=1e-5)
     actions = np.concatenate([episode["actions"] for episode in stored])
     np.testing.assert_allclose(
-        look.logp, policy.distribution.logp(np.array(expected)[look.steps], actions)
+        outputs.logp, policy.distribution.logp(np.array(expected)[outputs.steps], actions)
     )
-    np.testing.assert_allclose(log_likelihoods(policy, stored), look.logp)
+    np.testing.assert_allclose(log_likelihoods(policy, stored), outputs.logp)
 
 
 def test_observations_of_the_environment_are_converted_to_inputs_first():
     policy, stored = (
-        make_policy(recurrent=False, looks_back=False),
+        make_policy(recurrent=False, uses_previous_step=False),
         episodes(np.random.default_rng(2)),
     )
-    expected = look_at(policy, stored, need_ends=True).logp
+    expected = evaluate_policy(policy, stored, need_ends=True).logp
     for episode in stored:
         for name in ("obs", "new_obs"):
             episode[name] = episode[name].astype(np.float64) * 10
-    look = look_at(
+    outputs = evaluate_policy(
         policy, stored, lambda rows: np.stack(rows).astype(np.float32) / 10, need_ends=True
     )
-    np.testing.assert_allclose(look.logp, expected, rtol=1e-4)
+    np.testing.assert_allclose(outputs.logp, expected, rtol=1e-4)
 
 
 def test_a_policy_with_broken_weights_is_distinguished_from_broken_data():
     policy, stored = (
-        make_policy(recurrent=False, looks_back=False),
+        make_policy(recurrent=False, uses_previous_step=False),
         episodes(np.random.default_rng(3)),
     )
     policy.distribution.logp = lambda inputs, actions: np.full(len(actions), np.nan, np.float32)
@@ -166,12 +166,12 @@ def test_features_of_state_dependent_noise_are_not_part_of_the_result(state_shap
     stored = episodes(np.random.default_rng(6))
     for episode in stored:
         episode["actions"] = episode["obs"]
-    look = look_at(GraphPolicy(LeaningWithShares(), spec), stored, need_ends=True)
-    np.testing.assert_array_equal(look.dist_inputs, Leaning().run(look.inputs[:, :2])[0])
+    outputs = evaluate_policy(GraphPolicy(LeaningWithShares(), spec), stored, need_ends=True)
+    np.testing.assert_array_equal(outputs.dist_inputs, Leaning().run(outputs.inputs[:, :2])[0])
 
 
 def test_frames_stored_as_other_numbers_are_refused_if_values_would_change():
-    policy = make_policy(recurrent=False, looks_back=False)
+    policy = make_policy(recurrent=False, uses_previous_step=False)
     policy.spec = dataclasses.replace(policy.spec, obs_dtype="uint8")
     with pytest.raises(BatchError, match=r" 0 .* 255.* 0"):
-        look_at(policy, episodes(np.random.default_rng(6)), need_ends=True)
+        evaluate_policy(policy, episodes(np.random.default_rng(6)), need_ends=True)

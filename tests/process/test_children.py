@@ -106,7 +106,7 @@ class Watched:
         deadline = time.monotonic() + 15
         while not (self.children.is_over if condition is None else condition()):
             assert time.monotonic() < deadline, self.events
-            self.children.look()
+            self.children.poll()
             time.sleep(0.005)
         return [type(event) for event in self.events]
 

@@ -227,7 +227,7 @@ class Learner:
         """End a worker's process and start another."""
         former = self.workers[index]
         self.core.session.peer_gone(former.peer, self.now)
-        self.core.session.lose_worker_id(
+        self.core.session.mark_process_lost(
             former.session.settings.worker_id, "its process ended", self.now
         )
         worker = self.workers[index] = Worker(index + 1, next(self.lives))
@@ -422,7 +422,7 @@ def test_what_the_next_train_batch_needs_is_granted_to_whoever_has_joined(
 
 def test_fragments_of_a_lost_worker_are_granted_to_others(learner: Learner) -> None:
     before = granted(learner)
-    learner.core.session.lose(1, "it is gone", learner.now)
+    learner.core.session.mark_lost(1, "it is gone", learner.now)
     learner.carry_out()
     assert granted(learner) >= min(before, learner.plan.fragments_per_batch, NUM_WORKERS - 1)
     assert not learner.core.session.leases.outstanding(1)

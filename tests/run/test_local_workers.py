@@ -81,7 +81,7 @@ class FakeChildren:
         self.kill = self.killed.append
         self.has_worked = has_worked
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
 
 class Watched:
@@ -96,9 +96,9 @@ class Watched:
         self.working: set[int] = set()
         self.session = SimpleNamespace(
             slots=[],
-            has_brought=self.working.__contains__,
+            has_sent=self.working.__contains__,
             reserve_slot=lambda *_: None,
-            lose_worker_id=lambda *_: None,
+            mark_process_lost=lambda *_: None,
         )
         self.training: Any = SimpleNamespace(
             config=CommonConfig.from_mapping(

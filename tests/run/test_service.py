@@ -242,7 +242,7 @@ async def test_r139_a_worker_that_dies_with_fragments_in_the_queue_counts_once_a
             take_in(event, now)
             if event.slot == 1 and event.message.seq == 3 and num_deaths < 3:
                 num_deaths += 1
-                both.source.session.lose(1, "died with a fragment in the queue", now)
+                both.source.session.mark_lost(1, "died with a fragment in the queue", now)
 
         both.core._take_in = take_in_and_kill  # type: ignore[method-assign]
         while num_deaths < 3:

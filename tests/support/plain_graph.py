@@ -18,7 +18,11 @@ SURE = 1e4
 
 
 def make_graph(
-    obs_shape: tuple[int, ...], actions: spaces.Discrete, *, recurrent: bool, looks_back: bool
+    obs_shape: tuple[int, ...],
+    actions: spaces.Discrete,
+    *,
+    recurrent: bool,
+    uses_previous_step: bool,
 ) -> tuple[bytes, ActingSpec, dict[str, np.ndarray]]:
     """Make a graph, its description, and weights.
 
@@ -46,7 +50,7 @@ def make_graph(
     if recurrent:
         h = node("Add", h, "state_in_0")
         inputs.append(("state_in_0", TensorProto.FLOAT, ["N", 1]))
-    if looks_back:
+    if uses_previous_step:
         axis = constant([1], TensorProto.INT64)
         before = node("Unsqueeze", node("Cast", "prev_actions", to=TensorProto.FLOAT), axis)
         reward = node("Unsqueeze", "prev_rewards", axis)
@@ -95,7 +99,7 @@ def make_graph(
         distribution="categorical",
         action_space=space_to_dict(actions),
         weights=tuple(ArraySpec(name, weight.shape, "float32") for name, weight in weights.items()),
-        prev_action=ArraySpec("prev_actions", (), "int64") if looks_back else None,
+        prev_action=ArraySpec("prev_actions", (), "int64") if uses_previous_step else None,
     )
     return model.SerializeToString(), spec, weights
 

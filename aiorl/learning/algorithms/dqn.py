@@ -481,7 +481,9 @@ class QErrors:
         rows = obs.shape[1]
         state = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
         previous = [
-            by_time(columns[name]) for name in (c.PREV_ACTIONS, c.PREV_REWARDS) if model.looks_back
+            by_time(columns[name])
+            for name in (c.PREV_ACTIONS, c.PREV_REWARDS)
+            if model.uses_previous_step
         ]
         online, mask = model.q_sequence(
             obs, state, previous, burn_in=config.burn_in, noise=self._noise(columns, 0)

@@ -22,7 +22,7 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.config import with_former_defaults
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
-from aiorl.data.layout import laid_out
+from aiorl.data.layout import to_training_arrays
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, PolicyError
 from aiorl.learning.algorithm import (
@@ -129,7 +129,7 @@ class PolicyLearning:
             BatchError: a column that the loss needs is missing, or there are no rows.
             PolicyError: a number is not finite.
         """
-        found = self.gradient_columns(laid_out(batch, self._plan, self._sequence_length))
+        found = self.gradient_columns(to_training_arrays(batch, self._plan, self._sequence_length))
         if not found:
             raise BatchError(NUM_ROWS, "at least one transition", 0)
         if CULPRIT in found:

@@ -221,7 +221,7 @@ class ActorCritic(Network):
         return bool(self.state_shapes)
 
     @property
-    def looks_back(self) -> bool:
+    def uses_previous_step(self) -> bool:
         """True if the network sees the previous actions and rewards."""
         return self._looks_at is not None
 

@@ -124,7 +124,7 @@ def acting_signature(spec: ActingSpec) -> list[tf.TensorSpec]:
 
 
 def _prev_action(model: ActorCritic) -> ArraySpec | None:
-    if not model.looks_back:
+    if not model.uses_previous_step:
         return None
     kind = model.distribution
     return ArraySpec(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.fragment import goes_on
+from aiorl.data.fragment import continues_stack
 from aiorl.errors import BatchError
 from aiorl.learning.replay.ring import Ring
 from aiorl.learning.replay.spec import RECENT_FRAMES
@@ -230,7 +230,7 @@ class FrameStore:
         return (
             np.ones(len(before), np.bool_)
             if self._stack == 1
-            else goes_on(before, after, self._stack)
+            else continues_stack(before, after, self._stack)
         )
 
     @property

@@ -31,7 +31,7 @@ from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import Grant, LeaseBook
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS, Ledger
 from aiorl.net.protocol.rates import Allowance, Newest
-from aiorl.net.protocol.roster import MAX_REMEMBERED, Line, Peer, Roster, Waiting, Worker
+from aiorl.net.protocol.roster import MAX_REMEMBERED, Peer, Roster, Waiting, WaitingLine, Worker
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.format import MAX_STRANGER_BYTES, MAX_WORKERS
 from aiorl.text import one_line
@@ -112,7 +112,7 @@ class LearnerSession:
         self.leases = LeaseBook(first_id=(zlib.crc32(learner_incarnation.encode()) << 20) + 1)
         self._roster = Roster(self.settings.max_workers)
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
-        self._line = Line()
+        self._waiting = WaitingLine()
         self._rates = _Rates()
         self._calls = _Calls()
         self._start_data = _StartData()
@@ -164,7 +164,7 @@ class LearnerSession:
         """Lease ``fragments`` of the current deal again, because those received could not be
         used.
         """
-        self.leases.held += fragments
+        self.leases.unassigned += fragments
         self._redeal()
 
     def stream(self, waiting: int, min_version: int) -> None:
@@ -189,19 +189,19 @@ class LearnerSession:
         self._say_to(worker, m.Call(call_id, method, args))
         return call_id
 
-    def lose(self, slot: int, reason: str, now: float) -> None:
+    def mark_lost(self, slot: int, reason: str, now: float) -> None:
         """Count a worker as lost that is known to be gone, without waiting for its heartbeats to
         stop.
         """
         self._clock.now = now
         worker = self._roster.by_slot.get(slot)
         if worker is not None:
-            self._bury(worker, reason)
+            self._end_worker(worker, reason)
 
-    def lose_worker_id(self, worker_id: str, reason: str, now: float) -> None:
-        """Count the worker of a worker process as lost; see `lose`."""
+    def mark_process_lost(self, worker_id: str, reason: str, now: float) -> None:
+        """Count the worker of a worker process as lost; see `mark_lost`."""
         if worker_id in self._roster.by_process:
-            self.lose(self._roster.by_process[worker_id].slot, reason, now)
+            self.mark_lost(self._roster.by_process[worker_id].slot, reason, now)
 
     def reserve_slot(self, slot: int, worker_id: str) -> None:
         """Reserve a slot for a worker that we are starting; others get the next free slots."""
@@ -238,9 +238,9 @@ class LearnerSession:
     @property
     def num_waiting(self) -> int:
         """Number of workers that have said Hello and are not registered yet."""
-        return len(self._line)
+        return len(self._waiting)
 
-    def has_brought(self, slot: int) -> bool:
+    def has_sent(self, slot: int) -> bool:
         """Return whether the live worker in a slot has sent a fragment."""
         worker = self._roster.by_slot.get(slot)
         return worker is not None and worker.last_seq > 0
@@ -341,7 +341,7 @@ class LearnerSession:
                     )
                 )
                 if fatal:
-                    self._bury(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
+                    self._end_worker(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
             case m.Reply(call_id, ok, result):
                 if self._calls.answer(call_id, worker):
                     self._events.append(ev.CallReplied(worker.slot, call_id, ok, result))
@@ -349,7 +349,7 @@ class LearnerSession:
                     self._needless(worker, "unsolicited replies")
             case m.Leaving(reason):
                 if self._report(worker, message):
-                    self._bury(worker, f"left: {one_line(reason, _MAX_REASON)}", notify=False)
+                    self._end_worker(worker, f"left: {one_line(reason, _MAX_REASON)}", notify=False)
             case _:
                 self._violated(peer, f"sent a {type(message).__name__}")
 
@@ -373,7 +373,7 @@ class LearnerSession:
         """
         self._note_time(now)
         self._peers.pop(peer, None)
-        self._line.remove(peer)
+        self._waiting.remove(peer)
         worker = self._roster.by_peer.get(peer)
         if worker is not None:
             worker.hung_up = not was_silent
@@ -390,10 +390,10 @@ class LearnerSession:
             if worker.state == m.BUILDING and not worker.hung_up:
                 patience_s = max(patience_s, transport.build_timeout_s)
             if now - worker.last_heard > patience_s:
-                self._bury(worker, "heartbeats stopped")
-        for waiting in list(self._line):
+                self._end_worker(worker, "heartbeats stopped")
+        for waiting in list(self._waiting):
             if now - waiting.since > transport.heartbeat_timeout_s:
-                self._line.remove(waiting.peer)
+                self._waiting.remove(waiting.peer)
         self._admit_waiting()
         self._events += self.leases.take_overdue(transport.lease_timeout_s, now)
         self._redeal()
@@ -403,7 +403,7 @@ class LearnerSession:
             self._say(BROADCAST, beat)
             for worker in self._roster.by_slot.values():
                 self._say_to(worker, beat)
-            for waiting in self._line:
+            for waiting in self._waiting:
                 self._say(waiting.peer, beat)
 
     def _note_time(self, now: float) -> None:
@@ -431,7 +431,7 @@ class LearnerSession:
         if self._goodbye is not None:
             self._say(peer, self._goodbye)
             return
-        before = self._line.get(peer)
+        before = self._waiting.get(peer)
         # the Hellos of several minutes of an ended one may arrive together, and cost no snapshot
         is_new = not (
             hello.incarnation in self._roster.by_incarnation
@@ -449,10 +449,10 @@ class LearnerSession:
         if is_settled or has_unsent or peer in self._outbox.given_snapshot:
             return  # if a snapshot is still unsent, the worker says Hello again
         self._admit_waiting()
-        if before is not None or len(self._line) < self.settings.max_workers:
-            self._line.put(waiting)
+        if before is not None or len(self._waiting) < self.settings.max_workers:
+            self._waiting.put(waiting)
             self._admit_waiting()
-            if self._line.get(peer) is not None:
+            if self._waiting.get(peer) is not None:
                 self._say(peer, m.LearnerBeat(self.learner_incarnation, self.version))
 
     def _refusal(self, hello: m.Hello) -> m.Refused | None:
@@ -476,7 +476,7 @@ class LearnerSession:
         """Return whether an incarnation that is not registered was so before, here or with an
         earlier learner.
         """
-        return hello.incarnation in self._roster.buried or bool(hello.learner_incarnation)
+        return hello.incarnation in self._roster.ended or bool(hello.learner_incarnation)
 
     def _is_settled(self, waiting: Waiting, has_unsent: bool = False) -> bool:
         """Return whether this Hello needs no registration because its incarnation has or had one;
@@ -487,7 +487,7 @@ class LearnerSession:
         worker = self._roster.by_incarnation.get(hello.incarnation)
         if worker is None and not self._has_ended(hello):
             return False
-        self._line.remove(peer)
+        self._waiting.remove(peer)
         if worker is None:
             self._refuse_ended(peer, hello.incarnation)
         elif worker.key != waiting.key or worker.worker_id != hello.worker_id:
@@ -496,7 +496,9 @@ class LearnerSession:
             if worker.peer != peer:
                 former = self._roster.by_peer.get(peer)
                 if former is not None:
-                    self._bury(former, "its worker came back as another incarnation", notify=False)
+                    self._end_worker(
+                        former, "its worker came back as another incarnation", notify=False
+                    )
                 self._roster.bind(worker, peer)
                 self._settled_in(peer)
             worker.last_heard = self._clock.now
@@ -511,11 +513,11 @@ class LearnerSession:
         allows.
         """
         data = self._start_data
-        if not self._line or data.config is None or data.snapshot is None:
+        if not self._waiting or data.config is None or data.snapshot is None:
             return
         cost = min(_REGISTRATIONS_AT_ONCE, 1.0 + _num_bytes(data.snapshot) / _SNAPSHOT_UNIT)
-        while self._line and self._rates.registrations.take(self._clock.now, cost):
-            waiting = self._line.pop()
+        while self._waiting and self._rates.registrations.take(self._clock.now, cost):
+            waiting = self._waiting.pop()
             if not self._peer(waiting.peer).is_dropped and not self._is_settled(waiting):
                 self._admit(waiting)
 
@@ -528,7 +530,7 @@ class LearnerSession:
             self._violated(peer, "used the name of a worker with another key")
             return
         for former in filter(None, dict.fromkeys((twin, over_peer))):
-            self._bury(former, "its worker came back as a new incarnation", notify=False)
+            self._end_worker(former, "its worker came back as a new incarnation", notify=False)
         slot = self._roster.free_slot(hello.slot_hint, hello.worker_id)
         if not slot:
             reason = f"all {self.settings.max_workers} slots are taken"
@@ -672,7 +674,7 @@ class LearnerSession:
     # Ends and violations
     # ----------------------------------------------------------------------------------------------
 
-    def _bury(self, worker: Worker, reason: str, *, notify: bool = True) -> None:
+    def _end_worker(self, worker: Worker, reason: str, *, notify: bool = True) -> None:
         """End an incarnation: close its account, pass its leases to the others, and free its slot.
 
         Args:
@@ -686,7 +688,7 @@ class LearnerSession:
             self._peer(peer).ended = worker.incarnation
             if notify:
                 self._refuse_ended(peer, worker.incarnation)
-        self._roster.bury(worker)
+        self._roster.end(worker)
         self._outbox.ack_due.pop(worker, None)
         self._calls.forget(worker)
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
@@ -719,9 +721,9 @@ class LearnerSession:
         """Drop a peer for good."""
         worker = self._roster.by_peer.get(peer)
         if worker is not None:
-            self._bury(worker, f"broke the protocol: {refusal.reason}", notify=False)
+            self._end_worker(worker, f"broke the protocol: {refusal.reason}", notify=False)
         self._say(peer, refusal)
-        self._line.remove(peer)
+        self._waiting.remove(peer)
         self._peer(peer).is_dropped = True
         self._events.append(ev.PeerRejected(peer, refusal.reason.removeprefix("you ")))
 

@@ -94,7 +94,7 @@ class LeaseBook:
 
     def __init__(self, first_id: int = 1) -> None:
         self.pacing: Pacing | None = None
-        self.held = 0
+        self.unassigned = 0
         self._next_id = first_id
         self._holders: dict[int, _Holder] = {}
         self._deal_version = -1
@@ -128,7 +128,7 @@ class LeaseBook:
         for holder in self._holders.values():
             for lease in holder.leases.values():
                 lease.deal = False
-        self.held = fragments
+        self.unassigned = fragments
         self._deal_version = version
         return self.redeal(now)
 
@@ -136,12 +136,12 @@ class LeaseBook:
         """Lease the held fragments of the current deal; overdue workers get some only if there are
         no others.
         """
-        if not self.held or not self._holders:
+        if not self.unassigned or not self._holders:
             return []
         slots = sorted(slot for slot, holder in self._holders.items() if not holder.is_overdue)
         slots = slots or sorted(self._holders)
-        share, larger = divmod(self.held, len(slots))
-        self.held = 0
+        share, larger = divmod(self.unassigned, len(slots))
+        self.unassigned = 0
         shares = [share + (position < larger) for position in range(len(slots))]
         return [
             self.grant(slot, fragments, self._deal_version, now, deal=True)
@@ -264,7 +264,7 @@ class LeaseBook:
         holder.is_overdue = True
         for lease in holder.leases.values():
             if lease.deal:
-                self.held += lease.remaining
+                self.unassigned += lease.remaining
                 lease.deal = False
         if self.pacing is not None:
             self.pacing.write_off(slot)
@@ -286,7 +286,7 @@ class LeaseBook:
         fragments it owed.
         """
         holder = self._holders.pop(slot)
-        self.held += sum(lease.remaining for lease in holder.leases.values() if lease.deal)
+        self.unassigned += sum(lease.remaining for lease in holder.leases.values() if lease.deal)
         if self.pacing is not None:
             self.pacing.leave(slot)
         return holder.owed

@@ -79,7 +79,7 @@ class Roster:
         by_process: name of a worker process -> worker.
         by_peer: peer -> the worker on that connection.
         by_incarnation: incarnation -> worker.
-        buried: incarnations that have ended, as keys.
+        ended: incarnations that have ended, as keys.
         lives: slot -> number of ended incarnations that sampled there.
         reserved: slot -> worker process it is reserved for; one for each worker that we start.
     """
@@ -94,7 +94,7 @@ class Roster:
         self._max_workers = max_workers
         self._free = list(range(1, max_workers + 1))  # heap that contains every free slot
         self._taken: set[int] = set()  # slots that it does not contain
-        self.buried: Newest[str, None] = Newest(MAX_REMEMBERED)
+        self.ended: Newest[str, None] = Newest(MAX_REMEMBERED)
 
     def free_slot(self, hint: int, worker_id: str) -> int:
         """Return the hinted slot if it is free and not another process's, else the lowest free one;
@@ -137,7 +137,7 @@ class Roster:
             self.by_peer.pop(worker.peer, None)
             worker.peer = None
 
-    def bury(self, worker: Worker) -> None:
+    def end(self, worker: Worker) -> None:
         """End an incarnation for good."""
         self.unbind(worker)
         del self.by_slot[worker.slot]
@@ -147,7 +147,7 @@ class Roster:
         del self.by_process[worker.worker_id]
         del self.by_incarnation[worker.incarnation]
         self.lives[worker.slot] += worker.last_seq > 0
-        self.buried[worker.incarnation] = None
+        self.ended[worker.incarnation] = None
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +157,7 @@ class Peer:
     Attributes:
         hellos: allowance of further Hello messages.
         num_strange: messages other than Hello received while no live worker used the connection.
-        ended: the buried incarnation that used it, "" for none.
+        ended: the ended incarnation that used it, "" for none.
         gave_snapshot: time of the last snapshot sent to it, alone or in a welcome.
         is_dropped: True if further messages from it are ignored.
     """
@@ -180,7 +180,7 @@ class Waiting:
     since: float
 
 
-class Line:
+class WaitingLine:
     """Waiting Hellos, one for each connection; sources take turns, so that none can block the
     others.
     """

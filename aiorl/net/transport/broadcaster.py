@@ -90,7 +90,7 @@ class Broadcaster:
         connection.delivered += 1
         if fd in port.ended_fds:
             # the message may be another connection's; the kernel's count is this one's
-            is_sound = port.table.look(connection) <= MAX_SUBSCRIBER_BYTES
+            is_sound = port.table.num_received(connection) <= MAX_SUBSCRIBER_BYTES
         else:
             is_sound = frame.bytes == b"\x01" and not frame.more and not connection.is_admitted
             connection.is_admitted = True

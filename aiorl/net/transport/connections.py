@@ -283,7 +283,7 @@ class ConnectionTable:
     def survey(self, elapsed_s: float) -> None:
         """Update each connection's counters; the previous survey was ``elapsed_s`` seconds ago."""
         for connection in self:
-            received = self.look(connection)
+            received = self.num_received(connection)
             if connection.delivered != connection.seen_delivered or received != connection.received:
                 connection.silent_s = 0.0
             else:
@@ -291,7 +291,7 @@ class ConnectionTable:
             connection.received = received
             connection.seen_delivered = connection.delivered
 
-    def look(self, connection: Connection) -> int:
+    def num_received(self, connection: Connection) -> int:
         """Return the bytes that the kernel has received for this connection so far; the last count
         if unknown.
 
@@ -517,7 +517,7 @@ class BacklogGuard:
             if connection in self._cut:
                 continue
             taken_bytes = connection.taken_bytes  # read before the received bytes, which only grow
-            num_bytes = self._table.look(connection) - taken_bytes
+            num_bytes = self._table.num_received(connection) - taken_bytes
             if num_bytes > (bounds.admitted if connection.is_admitted else bounds.stranger):
                 self._end(connection, f"{num_bytes} bytes")
             else:

@@ -208,7 +208,7 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
         link = self._link
         relayed = self._relayed
         if relayed is not None:
-            relayed.pump.look()
+            relayed.pump.poll()
             if relayed.ready and link.is_usable:
                 relayed.shook_hands = True
                 link.channels = (*link.channels, relayed)

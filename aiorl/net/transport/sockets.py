@@ -165,7 +165,7 @@ class SocketPump:
             self.schedule()
         return bool(events & _POLLOUT)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Schedule a turn if data waits that no edge has signalled."""
         if not self._closed and self._scheduled is None:
             self.is_empty()
@@ -214,7 +214,7 @@ class SocketPump:
         if self._after_turn is not None and not self._closed:
             self._after_turn()
         if emptied:
-            self.look()
+            self.poll()
 
     def _read(self, at_most: int, until: float = math.inf) -> bool:
         for _ in range(at_most):

@@ -309,9 +309,9 @@ class ZmqLearnerEndpoint:
         self._timers.start("tick", self._limits.tick_s, self._tick)
         messenger = self._messenger
         for pump in (messenger.pump, self._broadcaster.pump, self._admission.pump):
-            pump.look()
+            pump.poll()
         for port in self._ports:
-            port.monitor.pump.look()
+            port.monitor.pump.poll()
         messenger.flush()
         self._admission.cut_withdrawn()
         self._survey(is_empty=messenger.pump.drain(at_most=self._limits.messages_per_turn))

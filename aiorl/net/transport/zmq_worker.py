@@ -411,8 +411,8 @@ class ZmqWorkerEndpoint:
         self._timers.restart("tick", self._limits.tick_s, self._tick)
         link = self._link
         for channel in link.channels:
-            channel.pump.look()
-            channel.monitor.pump.look()
+            channel.pump.poll()
+            channel.monitor.pump.poll()
         self._flush()
         if link.is_ending or not link.channels:
             return

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data.columns import Array
-from aiorl.data.fragment import goes_on
+from aiorl.data.fragment import continues_stack
 from aiorl.errors import BadFrame
 
 BLOCK_BYTES = 1 << 18
@@ -162,7 +162,7 @@ def compress_stacks(array: Array) -> bytes | None:
     newest_before = rows[0, :, count - 1 :: count].copy()
     num_frames = 0
     for before, row, whole in zip(rows[:-1], rows[1:], is_whole[1:], strict=True):
-        follows = goes_on(before, row, count, same)
+        follows = continues_stack(before, row, count, same)
         np.logical_not(follows, out=whole)
         newest = row[:, count - 1 :: count].copy()
         newest_before ^= newest

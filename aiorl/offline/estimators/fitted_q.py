@@ -46,7 +46,7 @@ from aiorl.offline.estimators import (
 
 logger = logging.getLogger(__name__)
 
-_LOOKED_AT_ONCE = 4096
+_EVALUATED_AT_ONCE = 4096
 _MAX_WAVES = 256
 _ROWS_PER_WAVE = 16
 """Rows per random feature: the first rows must have at least this many for each."""
@@ -71,7 +71,7 @@ _NUM_DRAWS = 8
 _ROWS_AT_ONCE = 8192
 
 
-class Look(NamedTuple):
+class PolicyOutputs(NamedTuple):
     """Evaluation of a policy on E episodes of R steps together.
 
     Attributes:
@@ -100,25 +100,26 @@ def log_likelihoods(
     episodes: Sequence[SampleBatch],
     observe: Observe | None = None,
 ) -> F64:
-    """Return log-probabilities [R] of the actions taken; the arguments are those of `look_at`.
+    """Return log-probabilities [R] of the actions taken; see `evaluate_policy` for the
+    arguments.
 
     Raises:
         PolicyError: the policy does not compute probabilities of actions.
         BatchError: observations or actions are outside its spaces.
     """
     if isinstance(policy, GraphPolicy) and not isinstance(policy, ActionLikelihoods):
-        return look_at(policy, episodes, observe, need_ends=False).logp
+        return evaluate_policy(policy, episodes, observe, need_ends=False).logp
     logp = [action_log_likelihoods(policy, episode) for episode in episodes]
     return _finite(np.concatenate(logp))
 
 
-def look_at(
+def evaluate_policy(
     policy: Policy,
     episodes: Sequence[SampleBatch],
     observe: Observe | None = None,
     *,
     need_ends: bool,
-) -> Look:
+) -> PolicyOutputs:
     """Evaluate a policy at each step, and after the last step of each episode.
 
     The policy samples from its distribution, without additional exploration. A recurrent policy
@@ -158,7 +159,7 @@ def look_at(
         np.float64,
     )
     inputs = [array.reshape(len(obs), -1) for array in (obs.astype(np.float32), *states)]
-    return Look(
+    return PolicyOutputs(
         policy=policy,
         steps=steps,
         logp=_finite(logp),
@@ -275,8 +276,8 @@ def _evaluated(
         return next_state
 
     if not policy.is_recurrent:
-        for begin in range(0, len(obs), _LOOKED_AT_ONCE):
-            evaluate(slice(begin, begin + _LOOKED_AT_ONCE), [])
+        for begin in range(0, len(obs), _EVALUATED_AT_ONCE):
+            evaluate(slice(begin, begin + _EVALUATED_AT_ONCE), [])
         return dist_inputs, []
     starts = np.cumsum(lengths + 1) - (lengths + 1)
     running = np.arange(len(lengths))
@@ -396,24 +397,28 @@ class FeatureBank:
         self._action_features: list[F64] = []
         self._parts: list[tuple[Array, Array, Array]] = []
 
-    def add(self, look: Look) -> None:
+    def add(self, outputs: PolicyOutputs) -> None:
         """Add the evaluation of some episodes; the first ones determine the features."""
-        distribution = look.policy.distribution
-        num_rows = len(look.inputs)
+        distribution = outputs.policy.distribution
+        num_rows = len(outputs.inputs)
         if isinstance(distribution, Categorical):
-            first_action = int(getattr(look.policy.action_space, "start", 0))
-            choices = look.actions.astype(np.int64) - first_action
-            expected = self._features(look.inputs, look.steps)
-            probabilities = distribution.probabilities(look.dist_inputs)
+            first_action = int(getattr(outputs.policy.action_space, "start", 0))
+            choices = outputs.actions.astype(np.int64) - first_action
+            expected = self._features(outputs.inputs, outputs.steps)
+            probabilities = distribution.probabilities(outputs.dist_inputs)
         else:
-            draws = [distribution.sample(look.dist_inputs, self._rng) for _ in range(_NUM_DRAWS)]
+            draws = [distribution.sample(outputs.dist_inputs, self._rng) for _ in range(_NUM_DRAWS)]
             # the rows at the ends of episodes have no action
-            actions = np.zeros((num_rows, *look.actions.shape[1:]), look.actions.dtype)
-            actions[look.steps] = look.actions
-            self._action_features.append(self._features(_joined(look.inputs, actions), look.steps))
-            features = [self._features(_joined(look.inputs, draw), look.steps) for draw in draws]
+            actions = np.zeros((num_rows, *outputs.actions.shape[1:]), outputs.actions.dtype)
+            actions[outputs.steps] = outputs.actions
+            self._action_features.append(
+                self._features(_joined(outputs.inputs, actions), outputs.steps)
+            )
+            features = [
+                self._features(_joined(outputs.inputs, draw), outputs.steps) for draw in draws
+            ]
             expected = np.mean(features, axis=0)
-            choices = np.zeros(len(look.steps), np.int64)
+            choices = np.zeros(len(outputs.steps), np.int64)
             probabilities = np.ones((num_rows, 1))
         self._parts.append((choices, expected, probabilities))
 

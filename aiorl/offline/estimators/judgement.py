@@ -31,9 +31,9 @@ from aiorl.offline.estimators.fitted_q import (
     FeatureBank,
     FittedQ,
     QRows,
+    evaluate_policy,
     has_terminated,
     log_likelihoods,
-    look_at,
 )
 
 METHODS = {
@@ -189,10 +189,10 @@ def judge(
             # check the stored columns first, because they can be wrong
             old_logp = [behaviour_log_likelihoods(part, policy.action_space) for part in chunk]
         if wants_q:
-            look = look_at(policy, chunk, observe, need_ends=not cut_is_end)
-            bank.add(look)
+            outputs = evaluate_policy(policy, chunk, observe, need_ends=not cut_is_end)
+            bank.add(outputs)
         if wants_ratios:
-            new_logp = look.logp if wants_q else log_likelihoods(policy, chunk, observe)
+            new_logp = outputs.logp if wants_q else log_likelihoods(policy, chunk, observe)
             log_ratios.append(new_logp - np.concatenate(old_logp))
     if not lengths:
         raise ConfigError(

@@ -339,7 +339,7 @@ class LiveDisplay:
         return table
 
 
-def shown_on_a_line(
+def with_progress_line(
     results: Iterable[dict[str, Any]], headline: Headline, stream: TextIO | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield results, and show the figures of each on one line that the next overwrites, for

@@ -550,7 +550,7 @@ _SETTLED_S = 0.1
 
 
 class SystemUsage:
-    """CPU and memory use since the last look; a look takes about 0.3 ms and never waits."""
+    """CPU and memory use since the last measurement, which takes about 0.3 ms and never waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin the first interval.
@@ -561,26 +561,26 @@ class SystemUsage:
         self._clock = clock
         self._process: psutil.Process | None = None
         self._has_failed = False
-        self._measure()  # the first one only starts the interval
+        self._read()  # the first one only starts the interval
         self._figures: dict[str, float] = {}
         self._measured_at = -math.inf
 
-    def look(self) -> dict[str, float]:
-        """Return the current figures; within `_SETTLED_S` of the last look, that look's: shorter
-        times are too coarse.
+    def measure(self) -> dict[str, float]:
+        """Return the current figures; within `_SETTLED_S` of the last measurement, its figures:
+        shorter times are too coarse.
 
         Returns:
-            Cpu_util_percent (all cores of the host, 0 to 100, since the last look),
+            Cpu_util_percent (all cores of the host, 0 to 100, since the last measurement),
             ram_util_percent, learner_cpu_percent (this process; 100 is one core),
             learner_rss_bytes; empty if they can't be measured.
         """
         now = self._clock()
         if now - self._measured_at >= _SETTLED_S:
-            self._figures = self._measure()
+            self._figures = self._read()
             self._measured_at = now
         return dict(self._figures)
 
-    def _measure(self) -> dict[str, float]:
+    def _read(self) -> dict[str, float]:
         try:
             process = self._process = self._process or psutil.Process()
             return {

@@ -41,7 +41,7 @@ from aiorl.process.tasks import report_stray_errors
 from aiorl.run.build import plan_learning
 from aiorl.run.end import Ended
 from aiorl.run.evaluation import Evaluation, evaluate
-from aiorl.run.evaluations import Evaluations, manner_of
+from aiorl.run.evaluations import Evaluations, evaluate_arguments
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
 from aiorl.run.restoring import is_scaled
@@ -106,7 +106,9 @@ class WorkerSet:
         def lose_others() -> None:
             for worker in self._registered():
                 if worker.incarnation not in incarnations:
-                    session.lose(worker.index, "the trainer continues without it", time.monotonic())
+                    session.mark_lost(
+                        worker.index, "the trainer continues without it", time.monotonic()
+                    )
 
         self._trainer._loop.do(lose_others)
 
@@ -540,7 +542,7 @@ class AlgorithmTrainer(Trainer):
         count = self.config.evaluation_num_episodes if episodes is None else episodes
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
             checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
-            arguments = {**manner_of(self.config), **how}
+            arguments = {**evaluate_arguments(self.config), **how}
             evaluation = evaluate(checkpoint, episodes=count, seed=seed, **arguments)
         return replace(evaluation, checkpoint="")
 

@@ -38,7 +38,7 @@ from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.local_workers import HINT
 from aiorl.run.observers import RunFiles, StopCriteria, StopFigures
-from aiorl.run.report.console import shown_on_a_line
+from aiorl.run.report.console import with_progress_line
 from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.report.loggers import Logger
@@ -317,7 +317,7 @@ class Trainer:
         count = 0
         criteria = StopCriteria.of(self.config, **stop)
         if progress:
-            yield from shown_on_a_line(
+            yield from with_progress_line(
                 self.iterate(progress=False, **criteria), Headline(self.config, criteria)
             )
             return

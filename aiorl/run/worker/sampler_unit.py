@@ -28,7 +28,7 @@ from aiorl.acting.policy import Policy
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
-from aiorl.data.layout import laid_out, with_scaled_rewards
+from aiorl.data.layout import to_training_arrays, with_scaled_rewards
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
@@ -477,6 +477,6 @@ def _laid_out(rows: SampleBatch, policy: PolicyPart) -> dict[str, Any]:
         return {}
     if c.PIECE in policy.sample_plan.columns and c.PIECE not in rows:
         rows[c.PIECE] = np.zeros(rows.count, np.int64)
-    return laid_out(
+    return to_training_arrays(
         rows, policy.sample_plan, policy.sequence_length if policy.layout == "sequences" else None
     )

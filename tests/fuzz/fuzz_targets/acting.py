@@ -29,7 +29,9 @@ FOLDER.mkdir()
 META_FILE, TENSORS_FILE = Rewritten(FOLDER / "meta.json"), Rewritten(FOLDER / "tensors.safetensors")
 POLICY = "default_policy"
 CONFIG = config_class("ppo").from_mapping({"env": "CartPole-v1"})
-GRAPH, SPEC, WEIGHTS = make_graph((4,), spaces.Discrete(2), recurrent=False, looks_back=False)
+GRAPH, SPEC, WEIGHTS = make_graph(
+    (4,), spaces.Discrete(2), recurrent=False, uses_previous_step=False
+)
 STATE = (
     ActingState.of(
         CONFIG,

@@ -112,7 +112,7 @@ class HostileWorld:
             case 22 if self.queued:
                 session.ledger.train(self.queued.pop())
             case 22:
-                session.lose_worker_id(source.choice(IDS), "ended", self.now)
+                session.mark_process_lost(source.choice(IDS), "ended", self.now)
             case _ if hasattr(session, "unread"):
                 number = source.number() & 0xFFFFFFFF
                 if not session.knows(peer):
@@ -129,7 +129,7 @@ class HostileWorld:
                     source.choice([None, 1.0])  # unused, but the corpus contains it
                     self.calls.add(self.session.call(slot, "stacks", {}))
                 case 2:
-                    self.session.lose(slot, "ended", self.now)
+                    self.session.mark_lost(slot, "ended", self.now)
                 case _:
                     self.session.shutdown("done", bool(source.below(2)), self.now)
         except LocalProtocolError:

@@ -183,7 +183,9 @@ def stepped(network: Any, batch: dict[str, Any]) -> Any:
     values = []
     for t in range(LENGTH + 1):
         before = (
-            (batch[c.PREV_ACTIONS][:, t], batch[c.PREV_REWARDS][:, t]) if network.looks_back else ()
+            (batch[c.PREV_ACTIONS][:, t], batch[c.PREV_REWARDS][:, t])
+            if network.uses_previous_step
+            else ()
         )
         q, _, state = network.forward_step(
             tf.constant(batch[c.OBS][:, t]), state, *map(tf.constant, before)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from algorithm_cases import BOX, CHOICES, Case, loss_of_batch, make_model
 
 from aiorl.data import columns as c
-from aiorl.data.layout import laid_out
+from aiorl.data.layout import to_training_arrays
 from aiorl.learning.algorithms.impala import IMPALA, IMPALAConfig
 from aiorl.learning.batch_buffers import BatchBuffers
 from aiorl.learning.learner import Learner
@@ -277,7 +277,7 @@ def test_a_cell_sees_the_environments_rewards_even_if_scaled_ones_are_learned_fr
     plan = IMPALA.experience(config).sample_plan
     assert plan.return_discount == 0.9
     buffers = BatchBuffers(model_columns(model, plan.columns))
-    batch = buffers.sequences([laid_out(rows, plan, 2)], 1, 2)
+    batch = buffers.sequences([to_training_arrays(rows, plan, 2)], 1, 2)
     learner = Learner(IMPALA, config, model)
     _, metrics = loss_of_batch(learner, tensors(batch), tensors(COEFFICIENTS))
 

@@ -30,7 +30,7 @@ def columns_for(model: Any, length: int, num: int) -> dict[str, tf.Tensor]:
     }
     for index, shape in enumerate(model.state_shapes):
         columns[c.state_in(index)] = rng.normal(size=(num, *shape)).astype(np.float32)
-    if model.looks_back:
+    if model.uses_previous_step:
         columns[c.ACTIONS] = rng.integers(0, 2, (length, num)).astype(np.int32)
         columns[c.REWARDS] = rng.normal(size=(length, num)).astype(np.float32)
         columns[c.PREV_ACTIONS] = rng.integers(0, 2, (length, num)).astype(np.int32)

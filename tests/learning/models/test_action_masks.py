@@ -77,7 +77,7 @@ def step(model, obs):
         np.zeros((len(obs), *model.distribution.action_shape), np.int64),
         np.zeros(len(obs), np.float32),
     )
-    return model.forward_step(obs, state, *(prev if model.looks_back else ()))
+    return model.forward_step(obs, state, *(prev if model.uses_previous_step else ()))
 
 
 @pytest.mark.parametrize(

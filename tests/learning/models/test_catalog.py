@@ -228,7 +228,7 @@ LOOKS_BACK = SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True}
 
 def test_looking_back_depends_on_the_previous_action_and_reward():
     model = build_model((4,), "float32", DISCRETE, LOOKS_BACK, seed=0)
-    assert model.looks_back
+    assert model.uses_previous_step
     assert model.variables["policy/lstm/kernel"].shape == (8 + 3 + 1, 20)
     obs, state = obs_of(model, 1), model.initial_state(1)
     values = [
@@ -253,7 +253,7 @@ def test_a_network_that_looks_back_needs_the_previous_step(given):
 
 def test_a_network_that_does_not_look_back_refuses_previous_steps():
     model = build_model((4,), "float32", DISCRETE, SMALL)
-    assert not model.looks_back
+    assert not model.uses_previous_step
     with pytest.raises(PolicyError):
         model.forward_step(obs_of(model, 2), [], np.zeros(2, np.int64), np.zeros(2))
 

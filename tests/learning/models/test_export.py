@@ -46,7 +46,7 @@ MODELS = {
     ),
     "lstm": ((4,), "float32", DISCRETE, SMALL | {"use_lstm": True}),
     "gru": ((4,), "float32", DISCRETE, SMALL | {"use_gru": True, "vf_share_layers": True}),
-    "looks_back": (
+    "uses_previous_step": (
         (4,),
         "float32",
         make_distribution(
@@ -136,7 +136,7 @@ def test_every_activation_of_the_config_can_be_exported(activation):
     )
 
 
-@pytest.mark.parametrize("name", ["lstm", "looks_back", "looks_back_at_a_choice"])
+@pytest.mark.parametrize("name", ["lstm", "uses_previous_step", "looks_back_at_a_choice"])
 def test_a_sequence_for_learning_equals_the_steps_of_acting(name):
     model = build_model(*MODELS[name], seed=0)
     policy = OnnxPolicy(*export_acting_graph(model))
@@ -146,12 +146,12 @@ def test_a_sequence_for_learning_equals_the_steps_of_acting(name):
     resets = np.random.default_rng(1).random((steps, rows)) < 0.2
     start = [item + np.float32(0.3) for item in policy.initial_state(rows)]
     previous = []
-    if model.looks_back:
+    if model.uses_previous_step:
         pairs = [random_previous(policy, rows, seed=t) for t in range(steps)]
         previous = [np.stack(column) for column in zip(*pairs, strict=True)]
     # XLA too for the most complex model; test_catalog compares both for the others
     dist_inputs, values = tf.function(
-        model.forward_sequence, jit_compile=name == "looks_back", autograph=False
+        model.forward_sequence, jit_compile=name == "uses_previous_step", autograph=False
     )(
         tf.constant(obs),
         [tf.constant(item) for item in start],

@@ -31,7 +31,7 @@ BOX = spaces.Box(-1.0, 1.0, (4,))
 SMALL = {"fcnet_hiddens": [8], "lstm_cell_size": 5}
 KINDS = {
     "mlp": (spaces.Discrete(3), SMALL),
-    "looks_back": (
+    "uses_previous_step": (
         spaces.Discrete(3),
         SMALL | {"use_lstm": True, "lstm_use_prev_action_reward": True},
     ),
@@ -70,7 +70,7 @@ def test_it_acts_as_its_exported_graph_does(kind):
 
 
 def test_arrays_that_do_not_fit_are_refused():
-    policy = make_policy("looks_back")
+    policy = make_policy("uses_previous_step")
     previous = (np.zeros(2, np.int64), np.zeros(2, np.float32))
     for given in ({"prev": previous}, {"state": policy.initial_state(2)}):
         with pytest.raises(PolicyError):
@@ -156,7 +156,7 @@ def test_gradients_that_do_not_fit_or_are_not_finite_change_nothing():
 
 
 def test_r53_exports_and_h5_import_carry_the_weights(tmp_path):
-    policy = make_policy("looks_back")
+    policy = make_policy("uses_previous_step")
     policy.export_model(str(tmp_path / "saved"))
     act = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
     state = policy.initial_state(2)
@@ -222,7 +222,9 @@ def test_a_model_without_acting_graph_acts_in_tensorflow_and_both_sides_log_it(
     policy.set_weights(model.get_weights())
     state = policy.initial_state(2)
     previous = (
-        [np.zeros((2, *model.distribution.action_shape)), np.zeros(2)] if model.looks_back else []
+        [np.zeros((2, *model.distribution.action_shape)), np.zeros(2)]
+        if model.uses_previous_step
+        else []
     )
     wanted = model.forward_step(obs_of(2), state, *previous)
     columns = policy.compute_actions(obs_of(2), state)[2]

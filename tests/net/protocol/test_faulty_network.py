@@ -305,7 +305,7 @@ class FaultyNetwork(RuleBasedStateMachine):
             for each in book._holders.values()
             for lease in each.leases.values()
         )
-        if self.learner.version >= 0 and not is_dealt and not book.held:
+        if self.learner.version >= 0 and not is_dealt and not book.unassigned:
             self.dealt += fragments
             self.learner.deal(self.learner.version, fragments)
             self.learner_shell()
@@ -408,7 +408,7 @@ class FaultyNetwork(RuleBasedStateMachine):
             self.network_delivers_all()
         assert all(node.session.state is WorkerState.REGISTERED for node in self.nodes)
         assert not self.learner.leases.outstanding()
-        assert not self.learner.leases.held
+        assert not self.learner.leases.unassigned
         before = self.arrived
         self.publish()
         self.dealt += 7

@@ -121,7 +121,7 @@ def test_a_worker_gets_the_number_of_earlier_workers_in_its_slot() -> None:
         config = join(session, A, str(number), float(number)).config
         for seq in range(1, fragments + 1):
             session.receive(A, fragment(seq, lease(session)), float(number))
-        session.lose(1, "killed", float(number))
+        session.mark_lost(1, "killed", float(number))
         session.messages_to_send()
     assert config == {"env": "x", "life": 2}
 
@@ -155,7 +155,7 @@ def test_a_reserved_slot_is_kept_for_the_local_worker() -> None:
     session.receive(B, hello("local", slot_hint=1), 0.0)
     (joined,) = told(session)
     assert (joined.slot, joined.local) == (1, True)
-    session.lose(1, "killed", 1.0)
+    session.mark_lost(1, "killed", 1.0)
     assert join(session, b"c", "c").slot == 1
 
 
@@ -349,7 +349,7 @@ def test_a_silent_worker_is_lost_and_its_steps_in_flight_are_counted() -> None:
 
 def test_a_buried_worker_with_many_messages_in_flight_is_not_dropped() -> None:
     session = make("a")
-    session.lose(1, "killed", 1.0)
+    session.mark_lost(1, "killed", 1.0)
     for seq in range(500):
         session.receive(A, fragment(seq + 1, 1), 1.0)
     assert not any(isinstance(event, ev.PeerRejected) for event in session.events())
@@ -392,11 +392,11 @@ def test_a_lost_workers_share_is_dealt_to_the_others() -> None:
         (A, 2),
         (B, 2),
     ]
-    session.lose(1, "killed", 1.0)
+    session.mark_lost(1, "killed", 1.0)
     assert [(peer, message.fragments) for peer, message in session.messages_to_send()[1:]] == [
         (B, 2)
     ]
-    session.lose_worker_id("w-b", "killed", 1.0)
+    session.mark_process_lost("w-b", "killed", 1.0)
     session.messages_to_send()
     session.receive(b"c", hello("c"), 2.0)
     assert [message.fragments for message in sent(session, m.Lease)] == [4]
@@ -416,7 +416,7 @@ def test_streaming_workers_share_one_budget() -> None:
     assert [(message.lease_id, message.fragments) for message in sent(session, m.Lease)] == [
         (leases[A].lease_id, 2)
     ]
-    session.lose(1, "killed", 1.0)
+    session.mark_lost(1, "killed", 1.0)
     session.messages_to_send()
     session.stream(0, 1)
     assert sent(session, m.Lease) == [], "one whose speed is not known has one fragment at a time"
@@ -509,7 +509,7 @@ def test_a_call_is_answered_once_by_the_called_worker() -> None:
     (event,) = told(session)
     assert (event.slot, event.call_id, event.ok, event.result) == (1, first, True, "pong")
     lost = session.call(1, "ping", {})
-    session.lose(1, "killed", 2.0)
+    session.mark_lost(1, "killed", 2.0)
     join(session, A, "a2", 3.0)
     session.receive(A, m.Reply(lost, True, "pong"), 3.0)
     assert told(session, ev.CallReplied) == []
@@ -583,7 +583,7 @@ def test_a_stranger_is_dropped_after_one_message_far_too_large_for_a_hello() -> 
 def test_a_lost_worker_may_have_many_messages_in_flight_but_not_endlessly_many() -> None:
     session = make("a")
     assert session.knows(A)
-    session.lose(1, "killed", 1.0)
+    session.mark_lost(1, "killed", 1.0)
     assert not session.knows(A)
     session.messages_to_send()
     for _ in range(4096):

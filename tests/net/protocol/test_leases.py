@@ -181,7 +181,7 @@ def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(
                 assert book.use(slot, lease_id, version, float(now)) == ""
                 num_left -= of_deal == version
             case "again":  # the fragments could not be used
-                book.held += 1
+                book.unassigned += 1
                 num_left += 1
             case "deal":
                 version, num_left = version + 1, fragments
@@ -194,8 +194,11 @@ def test_a_deal_is_exactly_one_train_batch_whatever_workers_do(
         open_leases = [
             lease for holder in book._holders.values() for lease in holder.leases.values()
         ]
-        assert book.held + sum(lease.remaining for lease in open_leases if lease.deal) == num_left
-        assert not book.held or not live
+        assert (
+            book.unassigned + sum(lease.remaining for lease in open_leases if lease.deal)
+            == num_left
+        )
+        assert not book.unassigned or not live
 
 
 def _take(leases: dict[int, list[tuple[int, int]]], grants: list[Grant], version: int) -> None:

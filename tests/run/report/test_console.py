@@ -13,7 +13,7 @@ from aiorl.run.report.console import (
     LiveDisplay,
     PlainDisplay,
     make_display,
-    shown_on_a_line,
+    with_progress_line,
 )
 from aiorl.run.report.figures import Headline, Summary
 
@@ -60,7 +60,7 @@ def test_plain_figures_come_at_most_once_a_second_and_always_at_the_end() -> Non
 def test_results_pass_unchanged_with_their_figures_on_one_line() -> None:
     stream = io.StringIO()
     headline = Headline(HEADLINE.config, {"stop_return": 475, "stop_timesteps": 100_000})
-    for shown in shown_on_a_line([result(1), result(20), result(300)], headline, stream):
+    for shown in with_progress_line([result(1), result(20), result(300)], headline, stream):
         if shown["training_iteration"] == 20:
             break
     assert stream.getvalue().count("\n") == 1

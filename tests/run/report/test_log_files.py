@@ -65,7 +65,7 @@ def test_a_worker_that_prints_for_ever_goes_on_in_a_log_that_stays_small(tmp_pat
         finally:
             children.stop(signal.SIGKILL)
             while not children.is_over:
-                children.look()
+                children.poll()
 
     asyncio.run(main())
     assert (tmp_path / "worker-1.txt.1").stat().st_size <= 10_000

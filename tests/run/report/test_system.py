@@ -17,7 +17,7 @@ def test_cpu_and_memory_use_are_plausible() -> None:
     busy_until = time.process_time() + 0.1
     while time.process_time() < busy_until:
         pass
-    figures = usage.look()
+    figures = usage.measure()
     assert 0.0 <= figures["cpu_util_percent"] <= 100.0
     assert 0.0 < figures["ram_util_percent"] <= 100.0
     assert figures["learner_cpu_percent"] > 0.0
@@ -37,11 +37,11 @@ def test_what_cannot_be_measured_is_left_out_and_said_once(
     usage = SystemUsage(itertools.count().__next__)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "aiorl"):
         patch.setattr(psutil, "cpu_percent", out_of_descriptors)
-        assert [usage.look() for _ in range(3)] == [{}, {}, {}]
+        assert [usage.measure() for _ in range(3)] == [{}, {}, {}]
     assert len(caplog.records) == 1
-    assert len(usage.look()) == 4
+    assert len(usage.measure()) == 4
     monkeypatch.setattr(psutil, "Process", out_of_descriptors)
     later = SystemUsage(itertools.count().__next__)
-    assert later.look() == {}
+    assert later.measure() == {}
     monkeypatch.undo()
-    assert len(later.look()) == 4
+    assert len(later.measure()) == 4

@@ -203,16 +203,16 @@ def test_it_stores_and_trains_at_the_configured_rates(tmp_path: Path) -> None:
     trainer.stop()
 
 
-@pytest.mark.parametrize("looks_back", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("uses_previous_step", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(
-    tmp_path: Path, looks_back: bool
+    tmp_path: Path, uses_previous_step: bool
 ) -> None:
     """It is sampled in lockstep; a network that takes previous actions is polled."""
     model = {
         "fcnet_hiddens": [8],
         "use_lstm": True,
         "lstm_cell_size": 4,
-        "lstm_use_prev_action_reward": looks_back,
+        "lstm_use_prev_action_reward": uses_previous_step,
     }
     trainer: Any = make_config(
         tmp_path / "run",
@@ -234,7 +234,7 @@ def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(
     obs, state, seen = np.array([0.01, 0.03], np.float32), policy.get_initial_state(), []
     for _ in range(2):
         action, state, found = policy.compute_single_action(
-            obs, state, *([0, 1.0] if looks_back else [])
+            obs, state, *([0, 1.0] if uses_previous_step else [])
         )
         assert action == found["action_dist_inputs"].argmax()
         seen.append(found["action_dist_inputs"].tolist())

@@ -178,7 +178,7 @@ def build_slowly(monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[list[Any
 
 def lose(both: InProcess) -> None:
     """Lose worker 1 at the learner; it comes back with another incarnation."""
-    both.source.session.lose(1, "lost for a test", time.monotonic())
+    both.source.session.mark_lost(1, "lost for a test", time.monotonic())
     both.source.pump()
 
 

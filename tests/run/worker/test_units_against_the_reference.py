@@ -76,7 +76,7 @@ def unit_cases(draw: Any, vectorize: str, polled: bool) -> Case:
     case.more = {
         "vectorize": vectorize,
         "polled": polled,
-        "looks_back": polled and rnd.random() < 0.5,
+        "uses_previous_step": polled and rnd.random() < 0.5,
     }
     for play in config["plays"]:
         for episode in play:
@@ -177,7 +177,10 @@ def run(case: Case) -> None:
     action_space = ACTION_SPACES[case.config["action"]]
     shape = preprocessor_for(OBS_SPACES[case.config["obs"]]).shape
     graph = make_graph(
-        shape, action_space, recurrent=case.recurrent, looks_back=case.more["looks_back"]
+        shape,
+        action_space,
+        recurrent=case.recurrent,
+        uses_previous_step=case.more["uses_previous_step"],
     )
     reference = make_reference(case, graph)
     unit = make_unit_of(case, graph)
