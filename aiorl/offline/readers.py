@@ -218,6 +218,33 @@ class ReaderOptions:
             )
 
 
+class _SharedFiles:
+    """The files of one reader among several.
+
+    Attributes:
+        files: files to read.
+        share: share of the batches of each.
+    """
+
+    def __init__(self, files: list[str], share: Share) -> None:
+        self._all_files = files
+        self.files = files
+        self.share = share
+        if len(files) >= share.of:
+            self.files = files[share.index :: share.of]
+            self.share = WHOLE
+
+    @property
+    def is_all(self) -> bool:
+        """True if this reader reads all batches of all files."""
+        return self.share == WHOLE and self.files == self._all_files
+
+    def take_all(self) -> None:
+        """Read all batches of all files from now on."""
+        self.files = self._all_files
+        self.share = WHOLE
+
+
 class FileReader(InputReader):
     """Batches of files, without end or for a number of passes; each pass has every row of its share
     once.
@@ -227,7 +254,6 @@ class FileReader(InputReader):
     more workers than batches, an endless reader with an empty share reads everything.
 
     Attributes:
-        files: files to read, all or its share of them.
         num_passes: whole passes so far.
         num_rows: rows read so far.
         unreadable: reason by file and place, each only once for all passes; place "" is a whole
@@ -259,12 +285,7 @@ class FileReader(InputReader):
         options = options or ReaderOptions()
         share = options.share or WHOLE
         self._options = options
-        self._share = share
-        self._all_files = find_sources(sources)
-        self.files = self._all_files
-        if len(self.files) >= share.of:
-            self.files = self.files[share.index :: share.of]
-            self._share = WHOLE
+        self._sources = _SharedFiles(find_sources(sources), share)
         self.num_passes = 0
         self.num_rows = 0
         self.piece = 0
@@ -279,6 +300,11 @@ class FileReader(InputReader):
         self._ended_by: AiorlError = EndOfData(end)
         self._is_closed = False
         self._batches = self._read()
+
+    @property
+    def files(self) -> list[str]:
+        """Files to read, all or the share of them."""
+        return self._sources.files
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield all remaining batches."""
@@ -320,7 +346,7 @@ class FileReader(InputReader):
                 joins = self._options.joins_episodes or self._options.hold_out is not None
                 batches = stored_batches(
                     path,
-                    self._share,
+                    self._sources.share,
                     joins_episodes=joins,
                     aligned=self._aligned,
                 )
@@ -361,14 +387,13 @@ class FileReader(InputReader):
             )
         if self._options.epochs is not None:
             return
-        if self._share == WHOLE and self.files == self._all_files:
+        if self._sources.is_all:
             raise DataError(
                 f"there is nothing to be read in {num_files} files",
                 path=self.files[0],
             )
         logger.warning("There are more workers than stored batches: this one reads all of them")
-        self.files = self._all_files
-        self._share = WHOLE
+        self._sources.take_all()
 
     def _pieces(self, stored: Stored, path: str) -> Iterator[Batch]:
         options = self._options

@@ -22,7 +22,7 @@ from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.config.addresses import Addresses, dialable, places_of
 from aiorl.errors import ConfigError
 from aiorl.keys import make_keys
-from aiorl.net.transport.endpoint import EndpointLimits, Event, EventKind
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes, Event, EventKind
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
@@ -31,7 +31,7 @@ __all__ = ["network"]
 # not that of other tests: the sockets for workers of the same user have names that all namespaces
 # share
 PORT = 5571
-FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2)
+FAST = EndpointLimits(times=EndpointTimes(tick_s=0.05, retry_s=0.1, max_retry_s=0.2))
 
 
 @pytest.fixture

@@ -21,13 +21,13 @@ import zmq
 from processes import Processes, free_address, wait_until
 
 from aiorl.keys import make_keys
-from aiorl.net.transport.endpoint import EndpointLimits
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes
 from aiorl.net.transport.relay import RelayedEndpoint
 from aiorl.net.transport.security import load_learner_keys, load_worker_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process.children import HOPELESS, RELAY
 
-LIMITS = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2)
+LIMITS = EndpointLimits(times=EndpointTimes(tick_s=0.05, retry_s=0.1, max_retry_s=0.2))
 BEAT = b"beat"
 
 
@@ -195,7 +195,9 @@ def test_all_workers_of_a_host_get_the_bytes_that_the_learner_sent_over_one_subs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_workers_connect_again_when_their_relay_has_ended_or_stands_still(run, number: int) -> None:
     async def test(host: Host) -> None:
-        host.limits = dataclasses.replace(LIMITS, dead_after_s=3.0)
+        host.limits = dataclasses.replace(
+            LIMITS, times=dataclasses.replace(LIMITS.times, dead_after_s=3.0)
+        )
         await host.start()
         host.relays[0].send_signal(number)
         await host.until(lambda: host.num_relayed == 0)

@@ -99,15 +99,11 @@ class WorkerSession:
         self._leases = WorkerLeases()
         self._fragments = _SentFragments(settings)
         self._link = _Link()
-        self._greeting = _Greeting()
-        self._refusal = ""  # the learner's reason for refusing us
-        self._is_learner_unready = False
+        self._greeting = _Greeting(slot_hint=settings.slot_hint)
         self._catching_up = _CatchingUp()
         self._out: list[m.UpMessage] = []
         self._events: list[ev.WorkerEvent] = []
         self._heartbeat = _Heartbeat()
-        self._silence = _Silence()
-        self._former_slot = 0
 
     # Connection
     # ----------------------------------------------------------------------------------------------
@@ -138,7 +134,7 @@ class WorkerSession:
         """
         if self.state is WorkerState.ENDED:
             return
-        self._silence.last_heard = now
+        self._link.last_heard = now
         if self.state is WorkerState.PAUSED:
             # the learner is alive: do not wait for the backoff
             self._greeting.hurry(now)
@@ -196,20 +192,20 @@ class WorkerSession:
         silent learner.
         """
         transport = self.settings.transport
-        silence = self._silence
-        stood_still = silence.tick(now)
+        link = self._link
+        stood_still = link.tick(now)
         if self.state is WorkerState.ENDED:
             return
         if self.state is WorkerState.REGISTERED and stood_still > transport.heartbeat_timeout_s / 2:
             # the pause was ours: first process the messages that arrived meanwhile
-            silence.last_heard = min(now, silence.last_heard + stood_still)
-        silent_s = now - silence.last_heard
+            link.last_heard = min(now, link.last_heard + stood_still)
+        silent_s = now - link.last_heard
         if self.state is WorkerState.REGISTERED and silent_s > transport.heartbeat_timeout_s:
             self.state = WorkerState.PAUSED
             self._greet(now)
             self._events.append(ev.LearnerLost(f"the learner has been silent for {silent_s:.0f} s"))
         greeting = self._greeting
-        if self._link.is_up and greeting.is_due and now >= greeting.next_hello:
+        if link.is_up and greeting.is_due and now >= greeting.next_hello:
             self._say_hello(now)
         if not self._may_speak():
             return
@@ -333,7 +329,7 @@ class WorkerSession:
     def status_text(self, now: float) -> str:
         """Return a plain-English description of the worker's activity."""
         if self.state is WorkerState.ENDED:
-            return f"ended: {self._refusal}" if self._refusal else "ended"
+            return f"ended: {self._greeting.refusal}" if self._greeting.refusal else "ended"
         if self.state is not WorkerState.REGISTERED:
             return self._waiting_text(now)
         if not self._link.is_up:
@@ -360,10 +356,10 @@ class WorkerSession:
             return f"cannot reach the learner: {self._link.reason}; trying again"
         every = f"trying again every {self._greeting.wait_s:g} s"
         if self.state is WorkerState.PAUSED:
-            return f"learner silent for {now - self._silence.last_heard:.0f} s: {every}"
-        if self._refusal:
-            return f"the learner says: {self._refusal}; {every}"
-        step = "get ready" if self._is_learner_unready else "answer"
+            return f"learner silent for {now - self._link.last_heard:.0f} s: {every}"
+        if self._greeting.refusal:
+            return f"the learner says: {self._greeting.refusal}; {every}"
+        step = "get ready" if self._greeting.is_learner_unready else "answer"
         return f"waiting for the learner to {step}; {every}"
 
     def _may_speak(self) -> bool:
@@ -394,7 +390,7 @@ class WorkerSession:
                 run_id="",
                 worker_id=settings.worker_id,
                 incarnation=self.incarnation,
-                slot_hint=self.slot or self._former_slot or settings.slot_hint,
+                slot_hint=self._greeting.slot_hint,
                 host=settings.host,
                 pid=settings.pid,
                 learner_incarnation=self.learner_incarnation,
@@ -411,9 +407,10 @@ class WorkerSession:
         was_paused = self.state is WorkerState.PAUSED
         self.state = WorkerState.REGISTERED
         self._greeting.is_due = False
-        self._is_learner_unready = False
-        self._refusal = ""
+        self._greeting.is_learner_unready = False
+        self._greeting.refusal = ""
         self.slot = welcome.slot
+        self._greeting.slot_hint = welcome.slot
         self.learner_incarnation = welcome.learner_incarnation
         if first:
             self._begin_with(welcome.snapshot.version)
@@ -436,7 +433,7 @@ class WorkerSession:
         if refusal.code == m.RefusalCode.ENDED:
             self._reincarnate(refusal.reason, now)
             return
-        self._refusal = refusal.reason
+        self._greeting.refusal = refusal.reason
         if not refusal.retry:
             self.state = WorkerState.ENDED
         self._events.append(ev.WasRefused(refusal.reason, refusal.retry, refusal.code))
@@ -444,18 +441,18 @@ class WorkerSession:
     def _bye(self, bye: m.Bye, now: float) -> None:
         if bye.final:
             self.state = WorkerState.ENDED
-            self._refusal = bye.reason
+            self._greeting.refusal = bye.reason
             self._events.append(ev.Shutdown(bye.reason, final=True))
         elif self.slot:
             self._events.append(ev.Shutdown(bye.reason, final=False))
             self._reincarnate(f"the learner said goodbye: {bye.reason}", now)
-            self._refusal = bye.reason
+            self._greeting.refusal = bye.reason
             # the learner is about to leave
             self._greeting.next_hello = now + self._greeting.wait_s
 
     def _learner_beat(self, beat: m.LearnerBeat, now: float) -> None:
         if not self.slot:
-            self._is_learner_unready = beat.version < 0
+            self._greeting.is_learner_unready = beat.version < 0
         elif beat.learner_incarnation != self.learner_incarnation:
             self._reincarnate("the learner was restarted", now)
         else:
@@ -467,11 +464,10 @@ class WorkerSession:
         """
         self.state = WorkerState.CONNECTING
         self.incarnation = self._make_incarnation()
-        self._former_slot = self.slot or self._former_slot
         self.slot = 0
         self.learner_incarnation = ""
         self._begin_with(-1)
-        self._refusal = ""
+        self._greeting.refusal = ""
         self._leases.clear()
         self._fragments.reset()
         self._heartbeat.in_env_s = 0.0
@@ -505,27 +501,48 @@ class WorkerSession:
 
 @dataclass(slots=True)
 class _Link:
-    """The connection, and in plain words why there is none."""
+    """The connection to the learner.
+
+    Attributes:
+        is_up: True if there is one.
+        reason: why there is none, in plain words.
+        last_heard: time of the learner's last message.
+        last_tick: time of our last tick, None before the first.
+    """
 
     is_up: bool = False
     reason: str = "no connection yet"
+    last_heard: float = float("-inf")
+    last_tick: float | None = None
+
+    def tick(self, now: float) -> float:
+        """Return the seconds since the last tick, 0 for the first."""
+        elapsed_s = 0.0 if self.last_tick is None else now - self.last_tick
+        self.last_tick = now
+        return elapsed_s
 
 
 @dataclass(slots=True)
 class _Greeting:
-    """Hellos and the pauses between them.
+    """Hellos, the pauses between them, and the learner's answers.
 
     Attributes:
+        slot_hint: slot to ask for, 0 for any.
         is_due: True if a Hello is due or unanswered; until then nothing else may be sent.
         wait_s: pause after the next Hello, seconds.
         next_hello: time from which on the next one may be sent.
         last_hello: time of the last one.
+        refusal: the learner's reason for refusing this worker, "" for none.
+        is_learner_unready: True if the learner has said that it has no policy yet.
     """
 
+    slot_hint: int
     is_due: bool = True
     wait_s: float = _FIRST_HELLO_WAIT_S
     next_hello: float = float("-inf")
     last_hello: float = float("-inf")
+    refusal: str = ""
+    is_learner_unready: bool = False
 
     def restart(self, now: float, max_wait_s: float) -> None:
         """Begin again, with a Hello now."""
@@ -608,20 +625,6 @@ class _Heartbeat:
     def send_soon(self) -> None:
         """Make a heartbeat due at the next tick."""
         self.last_sent = float("-inf")
-
-
-@dataclass(slots=True)
-class _Silence:
-    """Times of the learner's last message and of our last tick."""
-
-    last_heard: float = float("-inf")
-    last_tick: float | None = None
-
-    def tick(self, now: float) -> float:
-        """Return the seconds since the last tick, 0 for the first."""
-        elapsed_s = 0.0 if self.last_tick is None else now - self.last_tick
-        self.last_tick = now
-        return elapsed_s
 
 
 class _SentFragments:

@@ -8,8 +8,8 @@ frames. `zmq_learner` and `zmq_worker` have those over ZeroMQ. Users set the cal
   referenced. They can be read-only.
 - Frames passed to ``send`` or ``broadcast`` belong to the endpoint. Large ones are not copied, so
   their memory must not change afterwards.
-- On both sides, a connection ends after ``dead_after_s`` of silence; a worker then connects again.
-  Users must therefore send more often than that over both channels; sessions send heartbeats.
+- On both sides, a connection ends after ``times.dead_after_s`` of silence; a worker then connects
+  again. Users must therefore send more often than that over both channels; sessions send heartbeats.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from aiorl.config.worker import TransportConfig
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
-_DEAD_AFTER_S = 10.0
 
 
 class EventKind(StrEnum):
@@ -67,6 +65,25 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class EndpointTimes:
+    """Times of an endpoint, in seconds.
+
+    Attributes:
+        dead_after_s: silence after which a connection counts as broken.
+        handshake_s: longest handshake.
+        retry_s: pause before a refused connection is tried again; it doubles each time.
+        max_retry_s: longest of these pauses.
+        tick_s: time between two safety checks of every socket.
+    """
+
+    dead_after_s: float = 10.0
+    handshake_s: float = 10.0
+    retry_s: float = 0.5
+    max_retry_s: float = 10.0
+    tick_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointLimits:
     """Bounds of an endpoint.
 
@@ -90,11 +107,7 @@ class EndpointLimits:
             queue is cut off.
         max_peers: connections at a time on each port, fewer if the limit of open files is lower.
         messages_per_turn: messages handled before other tasks of the loop get their turn.
-        dead_after_s: seconds of silence after which a connection counts as broken.
-        handshake_s: longest handshake, seconds.
-        retry_s: seconds before a refused connection is tried again; the pause doubles each time.
-        max_retry_s: longest of these pauses, seconds.
-        tick_s: seconds between two safety checks of every socket.
+        times: when connections are checked, ended and tried again.
     """
 
     max_frame_bytes: int = 256 << 20
@@ -110,22 +123,21 @@ class EndpointLimits:
     max_queued_bytes: int = 1 << 30
     max_peers: int = 4096
     messages_per_turn: int = 64
-    dead_after_s: float = _DEAD_AFTER_S
-    handshake_s: float = 10.0
-    retry_s: float = 0.5
-    max_retry_s: float = 10.0
-    tick_s: float = 0.5
+    times: EndpointTimes = EndpointTimes()
 
     @classmethod
     def of(cls, transport: TransportConfig) -> Self:
         """Return the configured bounds, with defaults for all others."""
+        dead_after_s = max(
+            EndpointTimes().dead_after_s,
+            transport.heartbeat_timeout_s,
+            2 * transport.reconnect_max_s,
+        )
         return cls(
             max_frame_bytes=transport.max_message_bytes,
             max_message_bytes=transport.max_message_bytes,
             send_messages=transport.send_queue_length,
-            dead_after_s=max(
-                _DEAD_AFTER_S, transport.heartbeat_timeout_s, 2 * transport.reconnect_max_s
-            ),
+            times=EndpointTimes(dead_after_s),
         )
 
 

@@ -412,12 +412,12 @@ def make_socket(
     socket.rcvhwm = limits.receive_messages
     socket.sndhwm = limits.send_messages
     socket.backlog = limits.max_peers  # all workers may join at once
-    socket.handshake_ivl = int(limits.handshake_s * 1000)
+    socket.handshake_ivl = int(limits.times.handshake_s * 1000)
     socket.heartbeat_ivl = 0
-    socket.setsockopt(zmq.TCP_MAXRT, int(limits.dead_after_s * 1000))
+    socket.setsockopt(zmq.TCP_MAXRT, int(limits.times.dead_after_s * 1000))
     socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = max(1, round(limits.dead_after_s / 2))
-    socket.tcp_keepalive_intvl = max(1, round(limits.dead_after_s / 6))
+    socket.tcp_keepalive_idle = max(1, round(limits.times.dead_after_s / 2))
+    socket.tcp_keepalive_intvl = max(1, round(limits.times.dead_after_s / 6))
     socket.tcp_keepalive_cnt = 3
     socket.reconnect_ivl = 200
     socket.reconnect_ivl_max = 2000

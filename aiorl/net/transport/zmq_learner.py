@@ -153,7 +153,7 @@ class ZmqLearnerEndpoint:
             self._start_guards()
         self._lifetime.is_started = True
         self._surveyed = self._loop.time()
-        self._timers.start("tick", limits.tick_s, self._tick)
+        self._timers.start("tick", limits.times.tick_s, self._tick)
         if sockets.path is not None:
             self._timers.start("files", _LOOK_FOR_FILES_S, self._bind_deleted)
         if sockets.is_listening_on_ports:
@@ -271,7 +271,7 @@ class ZmqLearnerEndpoint:
             return
         port.table.forget(connection)
         self._messenger.forget(connection.peer)
-        was_silent = connection.silent_s > self._limits.dead_after_s
+        was_silent = connection.silent_s > self._limits.times.dead_after_s
         kind = EventKind.SILENT if was_silent else EventKind.DISCONNECTED
         port.tell(kind, connection, connection.reason or "its connection ended")
 
@@ -306,7 +306,7 @@ class ZmqLearnerEndpoint:
         )
 
     def _tick(self) -> None:
-        self._timers.start("tick", self._limits.tick_s, self._tick)
+        self._timers.start("tick", self._limits.times.tick_s, self._tick)
         messenger = self._messenger
         for pump in (messenger.pump, self._broadcaster.pump, self._admission.pump):
             pump.poll()
@@ -321,17 +321,17 @@ class ZmqLearnerEndpoint:
 
         Time in which we stood still ourselves does not count as silence.
         """
-        limits = self._limits
+        times = self._limits.times
         samples_port = self._messenger.port
         broadcast_port = self._broadcaster.port
         now = self._loop.time()
-        elapsed_s = min(now - self._surveyed, 2 * limits.tick_s)
+        elapsed_s = min(now - self._surveyed, 2 * times.tick_s)
         self._surveyed = now
         # if the socket is not empty, other peers' messages may still be unread
         samples_port.table.survey(elapsed_s if is_empty else 0.0)
-        first_within_s = limits.dead_after_s + limits.handshake_s
+        first_within_s = times.dead_after_s + times.handshake_s
         for connection in samples_port.table:
-            patience_s = limits.dead_after_s if connection.delivered else first_within_s
+            patience_s = times.dead_after_s if connection.delivered else first_within_s
             if connection.silent_s > patience_s:
                 samples_port.end_silent(connection)
         broadcast_port.table.survey(elapsed_s)

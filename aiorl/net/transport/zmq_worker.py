@@ -126,7 +126,7 @@ class ZmqWorkerEndpoint:
         self._context = make_context()
         self._lifetime.is_started = True
         self._connect()
-        self._timers.restart("tick", self._limits.tick_s, self._tick)
+        self._timers.restart("tick", self._limits.times.tick_s, self._tick)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
         """Send one message, or queue it while the connection is busy.
@@ -234,7 +234,7 @@ class ZmqWorkerEndpoint:
         if not self._search.move_on():
             problem = self._search.problem or f"{self.address} names no address yet"
             self._wait_for(f"{problem}.", kind="no address")
-            self._again(self._limits.retry_s)
+            self._again(self._limits.times.retry_s)
             return
         link.urls = self._find()
         try:
@@ -312,7 +312,7 @@ class ZmqWorkerEndpoint:
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
         ):
-            is_late = self._loop.time() - channel.tcp_since > _LATE * self._limits.handshake_s
+            is_late = self._loop.time() - channel.tcp_since > _LATE * self._limits.times.handshake_s
             self._on_refused(
                 channel, reason_seen_by_worker(event, value, self._search.keys, is_late=is_late)
             )
@@ -326,7 +326,7 @@ class ZmqWorkerEndpoint:
             if self._find() != link.urls:  # a learner has appeared, or a different one
                 self._move_on(_RETRY_S)
             elif self._search.has_others:
-                self._move_on(self._limits.retry_s)
+                self._move_on(self._limits.times.retry_s)
 
     def _move_on(self, pause_s: float) -> None:
         """Give up a connection that is not made yet, and try the next address."""
@@ -367,7 +367,7 @@ class ZmqWorkerEndpoint:
             socket.close(0)
         if was_connected:
             address = channel.url
-            if channel.silent_s > self._limits.dead_after_s:
+            if channel.silent_s > self._limits.times.dead_after_s:
                 reason = f"nothing was heard from {address} for {channel.silent_s:.1f} s"
             else:
                 reason = f"the connection to {address} ended"
@@ -408,7 +408,7 @@ class ZmqWorkerEndpoint:
     # ----------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._timers.restart("tick", self._limits.tick_s, self._tick)
+        self._timers.restart("tick", self._limits.times.tick_s, self._tick)
         link = self._link
         for channel in link.channels:
             channel.pump.poll()
@@ -428,12 +428,12 @@ class ZmqWorkerEndpoint:
         limits = self._limits
         link = self._link
         now = self._loop.time()
-        elapsed_s = min(now - link.listened, 2 * limits.tick_s)
+        elapsed_s = min(now - link.listened, 2 * limits.times.tick_s)
         link.listened = now
         for channel in link.channels:
             if channel.shook_hands:
                 channel.listen(elapsed_s)
-            if channel.silent_s > limits.dead_after_s:
+            if channel.silent_s > limits.times.dead_after_s:
                 self._on_ended(channel)
                 return
 
@@ -442,7 +442,7 @@ class ZmqWorkerEndpoint:
         link = self._link
         for channel in link.channels:
             # libzmq itself waits forever if the other side speaks another protocol
-            if not channel.shook_hands and now - channel.tcp_since > self._limits.handshake_s:
+            if not channel.shook_hands and now - channel.tcp_since > self._limits.times.handshake_s:
                 self._on_refused(channel, NO_HANDSHAKE)
                 return
         is_quiet = any(channel.tcp_since == math.inf for channel in link.channels)
@@ -533,7 +533,7 @@ class _Search:
         self.keys = keys
         self.host = ""
         self.port = 0
-        self.pause_s = limits.retry_s
+        self.pause_s = limits.times.retry_s
         self._addresses = Addresses([connect] if isinstance(connect, str) else connect)
         self._path = ""
         self._limits = limits
@@ -557,7 +557,7 @@ class _Search:
     def confirm(self) -> None:
         """Record that the learner is at the current place."""
         self._addresses.confirm()
-        self.pause_s = self._limits.retry_s
+        self.pause_s = self._limits.times.retry_s
 
     def move_on(self) -> bool:
         """Move on to the place to try next; return False if there is none."""
@@ -590,7 +590,7 @@ class _Search:
     def next_pause(self) -> float:
         """Return the pause before the next attempt, and double the one after it."""
         pause_s = self.pause_s
-        self.pause_s = min(2 * pause_s, self._limits.max_retry_s)
+        self.pause_s = min(2 * pause_s, self._limits.times.max_retry_s)
         return pause_s * random.uniform(0.75, 1.25)
 
 

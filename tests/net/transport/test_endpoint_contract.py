@@ -12,6 +12,7 @@ from memory_endpoint import MemoryNetwork
 from aiorl.errors import EndpointClosed
 from aiorl.net.transport.endpoint import (
     EndpointLimits,
+    EndpointTimes,
     EventKind,
     LearnerEndpoint,
     WorkerEndpoint,
@@ -23,10 +24,7 @@ QUEUE_MESSAGES = 3
 LIMITS = EndpointLimits(
     send_messages=2,
     queue_messages=QUEUE_MESSAGES,
-    handshake_s=0.5,
-    retry_s=0.1,
-    max_retry_s=0.2,
-    tick_s=0.1,
+    times=EndpointTimes(handshake_s=0.5, retry_s=0.1, max_retry_s=0.2, tick_s=0.1),
 )
 LARGE = 1_000_000
 """Bytes of a frame of which few fit into the buffers between two processes."""

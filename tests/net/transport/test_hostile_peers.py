@@ -28,7 +28,7 @@ import asyncio, json, os, resource, sys, time
 limits, open_files, slow_s = json.loads(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 if open_files:
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
-from aiorl.net.transport.endpoint import EndpointLimits
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes
 from aiorl.net.transport import zmq_learner
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 
@@ -46,6 +46,7 @@ def tell(**what):
     print(json.dumps(what), flush=True)
 
 async def main():
+    limits["times"] = EndpointTimes(**limits.get("times", {}))
     endpoint = ZmqLearnerEndpoint("tcp://127.0.0.1:0", insecure=True, limits=EndpointLimits(**limits))
     done = asyncio.Event()
     registered = set()
@@ -374,7 +375,7 @@ def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(chann
     ids=["one topic", "to and fro", "long topics", "without end"],
 )
 def test_a_flood_of_subscriptions_is_cut_off_and_others_still_get_broadcasts(start, subscriptions):
-    learner = start(tick_s=0.1)
+    learner = start(times={"tick_s": 0.1})
     with learner.peer() as peer, learner.subscriber() as honest:
         before_mb = learner.rss_mb()
         for _ in range(3):

@@ -19,11 +19,13 @@ from processes import free_address
 
 from aiorl.errors import ConfigError, SecurityError
 from aiorl.keys import make_keys
-from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes, EventKind
 from aiorl.net.transport.local import find_local
 from aiorl.net.transport.security import load_learner_keys, load_worker_keys
 
-FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+FAST = EndpointLimits(
+    times=EndpointTimes(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+)
 
 
 def _leave_behind(path):

@@ -26,7 +26,7 @@ from aiorl.config.addresses import dialable, reachable_from_here, split_address
 from aiorl.errors import SecurityError
 from aiorl.keys import make_keys
 from aiorl.net.transport import admission
-from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes, EventKind
 from aiorl.net.transport.security import (
     AdmittedKeys,
     Authenticator,
@@ -36,7 +36,9 @@ from aiorl.net.transport.security import (
     read_secret_key,
 )
 
-FAST = EndpointLimits(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+FAST = EndpointLimits(
+    times=EndpointTimes(tick_s=0.05, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+)
 
 
 @pytest.fixture
@@ -362,7 +364,9 @@ async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_an
 ):
     make_keys(tmp_path / "stranger")
     shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
-    learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=0.5))
+    learner = stage.learner(
+        keys=load_learner_keys(keys), limits=replace(FAST, times=replace(FAST.times, tick_s=0.5))
+    )
     address, withdrawn = learner.endpoint.address, load_worker_keys(keys / "other.key_secret")
     stays = await stage.joined(address, keys=load_worker_keys(keys), limits=FAST)
     workers = [await stage.joined(address, keys=withdrawn, limits=FAST) for _ in range(3)]
@@ -438,7 +442,9 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(
 ):
     admitted = AdmittedKeys(keys / "admitted")
     monkeypatch.setattr(admission, "AdmittedKeys", lambda directory: admitted)
-    learner = stage.learner(keys=load_learner_keys(keys), limits=replace(FAST, tick_s=30.0))
+    learner = stage.learner(
+        keys=load_learner_keys(keys), limits=replace(FAST, times=replace(FAST.times, tick_s=30.0))
+    )
     async with _silent(stage, learner, keys, kind) as client:
         (keys / "admitted" / "other.key").unlink()
         admitted.refresh()  # as by another client's handshake

@@ -11,11 +11,13 @@ import psutil
 from zmtp import GREETING, RawPeer, ready
 
 from aiorl.net.transport import learner_sockets, zmq_worker
-from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes, EventKind
 from aiorl.net.transport.sockets import make_socket
 
 QUICK = EndpointLimits(
-    dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=0.1, handshake_s=0.2
+    times=EndpointTimes(
+        dead_after_s=0.3, tick_s=0.03, retry_s=0.05, max_retry_s=0.1, handshake_s=0.2
+    )
 )
 
 
@@ -35,7 +37,7 @@ async def test_a_pair_with_occasional_messages_stays_connected(stage):
         await learner.until(lambda: learner.messages)
         learner.endpoint.send(learner.messages[0][0], [b"down"])
         learner.endpoint.broadcast([b"to all"])
-        await asyncio.sleep(QUICK.dead_after_s / 8)
+        await asyncio.sleep(QUICK.times.dead_after_s / 8)
     assert EventKind.DISCONNECTED not in worker.kinds() + learner.kinds()
 
 
@@ -64,13 +66,13 @@ async def test_a_message_that_takes_long_to_arrive_is_no_silence(stage):
         peer.socket.sendall(b"\x02" + struct.pack(">Q", 25))
         for _ in range(25):
             peer.socket.sendall(b"x")
-            await asyncio.sleep(QUICK.dead_after_s / 10)
+            await asyncio.sleep(QUICK.times.dead_after_s / 10)
         await learner.until(lambda: learner.messages)
         assert learner.messages[0][1] == [b"x" * 25]
 
 
 async def test_the_kernel_gives_up_connections_to_a_host_that_has_vanished(stage):
-    learner, _ = await stage.pair(limits=EndpointLimits(dead_after_s=6))
+    learner, _ = await stage.pair(limits=EndpointLimits(times=EndpointTimes(dead_after_s=6)))
     ports = (learner.port, learner.port + 1)
     connections = [
         connection for connection in psutil.Process().net_connections("tcp") if connection.raddr

@@ -19,9 +19,11 @@ from zmtp import RawPeer, frame
 from aiorl.config.worker import TransportConfig
 from aiorl.errors import ConfigError, EndpointClosed
 from aiorl.net.transport import learner_sockets, zmq_worker
-from aiorl.net.transport.endpoint import EndpointLimits, EventKind
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes, EventKind
 
-FAST = EndpointLimits(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+FAST = EndpointLimits(
+    times=EndpointTimes(tick_s=0.1, retry_s=0.1, max_retry_s=0.2, handshake_s=0.5)
+)
 
 on_either_loop = pytest.mark.parametrize("stage", ["uvloop", "asyncio"], indirect=True)
 
@@ -336,7 +338,9 @@ async def test_a_worker_out_of_descriptors_lets_go_of_what_it_has_and_tries_agai
     for name in ("make_socket", "SocketMonitor", "SocketPump"):
         monkeypatch.setattr(zmq_worker, name, failing(getattr(zmq_worker, name)))
     learner = stage.learner()
-    worker = stage.worker(learner.endpoint.address, limits=EndpointLimits(retry_s=0.01))
+    worker = stage.worker(
+        learner.endpoint.address, limits=EndpointLimits(times=EndpointTimes(retry_s=0.01))
+    )
     assert os.strerror(errno.EMFILE) in (await worker.until_event(EventKind.WAITING)).reason
     await worker.until_event(EventKind.CONNECTED)
     assert (stage.num_open(zmq.DEALER), stage.num_open(zmq.SUB)) == (1, 1)
@@ -508,7 +512,7 @@ async def test_a_message_beyond_the_limits_is_thrown_away_and_its_sender_cut_off
 
 async def test_a_message_that_never_ends_is_found_and_its_sender_cut_off(stage):
     learner, worker = await stage.pair(
-        limits=EndpointLimits(max_message_bytes=3_000_000, tick_s=0.05)
+        limits=EndpointLimits(max_message_bytes=3_000_000, times=EndpointTimes(tick_s=0.05))
     )
     with await asyncio.to_thread(RawPeer, learner.port) as peer:
         peer.send(b"hello")
@@ -525,7 +529,7 @@ async def test_a_message_that_never_ends_is_found_and_its_sender_cut_off(stage):
 
 async def test_honest_messages_of_any_total_size_are_not_taken_for_one_that_never_ends(stage):
     learner, worker = await stage.pair(
-        limits=EndpointLimits(max_message_bytes=3_000_000, tick_s=0.02)
+        limits=EndpointLimits(max_message_bytes=3_000_000, times=EndpointTimes(tick_s=0.02))
     )
     for _ in range(60):
         await worker.send([bytes(1_000_000)])
