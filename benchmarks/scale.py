@@ -51,7 +51,7 @@ class _What:
     factor: float = 1.0
 
 
-_ROWS = {
+ROWS = {
     "join_s": _What("all join at once", "s"),
     "join_cpu_ms": _What("CPU time for each that joins", "ms"),
     "memory_kb": _What("learner's memory for each", "kB"),
@@ -121,7 +121,7 @@ def _real(workers: int) -> list[Figure]:
         except Exception as error:  # the other one must still be measured
             figures.append(_unmeasured(name, error))
         else:
-            figures += _figures(name, _ROWS, found)
+            figures += _figures(name, ROWS, found)
             if problem:
                 figures.append(Figure.unmeasured(name, one_line(problem, _MAX_PROBLEM)))
     return figures
@@ -156,7 +156,7 @@ def tables(figures: Sequence[Figure]) -> dict[str, list[str]]:
     by_name = {figure.name: figure for figure in figures}
     made = {
         f"real, {said}": _table(
-            by_name, _ROWS, {size: _REAL.format(size, said) for size in MEASURED}
+            by_name, ROWS, {size: _REAL.format(size, said) for size in MEASURED}
         )
         for said in _WITH.values()
     }

@@ -81,7 +81,7 @@ def measured(sessions: int, *, keys: bool) -> tuple[dict[str, float], str]:
 # --------------------------------------------------------------------------------------------------
 
 
-class _Learner:
+class MeasuredLearner:
     """A learner, and the processes with its workers."""
 
     def __init__(self, sessions: int, keys: str | None) -> None:
@@ -433,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
 
             async def learn() -> tuple[dict[str, float], str]:
-                return await _Learner(int(words[0]), keys).measure()
+                return await MeasuredLearner(int(words[0]), keys).measure()
 
             say(runner.run(learn()))
     return 0

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,33 @@ TEXTS = {
     path.relative_to(ROOT / "aiorl").as_posix(): path.read_text(encoding="utf-8") for path in FILES
 }
 HOOKS = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+
+
+MAX_PRIVATE = 140
+"""Private names of other objects that the tests use or replace; this limit may only fall."""
+_OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Yield the private names of other objects that a file reads, or replaces by their name."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        name = ""
+        match node:
+            case ast.Attribute(ast.Name("self" | "cls")) | ast.Attribute(ast.Name("os"), "_exit"):
+                continue
+            case ast.Attribute(attr=name):
+                pass
+            case ast.Call(ast.Attribute(attr="setattr"), [ast.Constant(str(dotted)), *_]):
+                name = dotted.rpartition(".")[2]
+            case ast.Call(ast.Attribute(attr="setattr" | "object"), [_, ast.Constant(name), *_]):
+                pass
+        if re.match("_[^_]", name) and name not in _OF_NAMED_TUPLES:
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+
+
+def test_tests_use_few_private_names_of_other_objects() -> None:
+    places = [place for path in ROOT.glob("tests/**/*.py") for place in private_names(path)]
+    assert len(places) <= MAX_PRIVATE, "\n".join(places)
 
 
 def knowing(name: str) -> set[str]:

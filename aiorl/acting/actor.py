@@ -219,7 +219,9 @@ class Actor:
         """Return the rows with an action mask that forbids every action, so that no action is
         possible.
         """
-        return self.policy.rows_without_action(obs) if self._has_mask else _NO_ROWS
+        if self._has_mask:
+            return self.policy.rows_without_action(obs)
+        return _NO_ROWS
 
     def act(
         self,

@@ -448,7 +448,9 @@ def _is_same(name: str, stored: Any, current: Any) -> bool:
 
 def _without_number(env: str) -> str:
     """Return the name of an environment without the number of its redefinition in a program."""
-    return env.partition("#")[0] if is_local(env) else env
+    if is_local(env):
+        return env.partition("#")[0]
+    return env
 
 
 def _in_one_order(spaces: dict[str, Any]) -> Any:

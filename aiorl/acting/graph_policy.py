@@ -614,7 +614,9 @@ class GraphPolicy(Policy):
         of actions.
         """
         size = self.spec.noise_size
-        return (noise[:, :size], noise[:, size:]) if size else (None, noise)
+        if size:
+            return (noise[:, :size], noise[:, size:])
+        return (None, noise)
 
     def _dist_inputs(self, outputs: F32) -> F32:
         """Return the distribution's inputs [N, P] in the network's output, as a copy if the output

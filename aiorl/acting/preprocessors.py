@@ -118,7 +118,9 @@ class Preprocessor(ABC):
     @property
     def layout(self) -> ObsLayout:
         """Layout of the environment's observation in a model input."""
-        return layout_of(self.space) if self.is_identity else ObsLayout(self.shape)
+        if self.is_identity:
+            return layout_of(self.space)
+        return ObsLayout(self.shape)
 
     @property
     def observation_space(self) -> Space:
@@ -456,7 +458,9 @@ def make_preprocessor(
         return MaskedPreprocessor(space, gymnasium_space(action_space), inner)
     if custom_preprocessor:
         return _make_custom(custom_preprocessor, space)
-    return preprocessor_for(space) if is_enabled else IdentityPreprocessor(space)
+    if is_enabled:
+        return preprocessor_for(space)
+    return IdentityPreprocessor(space)
 
 
 def _make_custom(custom_preprocessor: str | type[Preprocessor], space: Space) -> Preprocessor:
@@ -499,7 +503,9 @@ def _unbounded(layout: ObsLayout, dtype: np.dtype[Any]) -> LaidOutBox:
 
 
 def _form(obs: Any) -> Any:
-    return sorted(map(str, obs)) if isinstance(obs, Mapping) else type(obs).__name__
+    if isinstance(obs, Mapping):
+        return sorted(map(str, obs))
+    return type(obs).__name__
 
 
 def _batched(observations: Sequence[Any], space: Space) -> Any:

@@ -149,7 +149,9 @@ class SampleStream:
         return self
 
     def __next__(self) -> Batch:
-        return self._ahead.popleft().result() if self._ahead else self._sample()
+        if self._ahead:
+            return self._ahead.popleft().result()
+        return self._sample()
 
     def __aiter__(self) -> Self:
         return self

@@ -87,7 +87,9 @@ def host_and_port(value: int | str, *, key: str) -> tuple[str, int]:
 
 def url(host: str, port: int) -> str:
     """Return "tcp://HOST:PORT", with an IPv6 address in brackets."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    if ":" in host:
+        return f"tcp://[{host}]:{port}"
+    return f"tcp://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

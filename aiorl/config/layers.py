@@ -293,7 +293,9 @@ def algo_of(layers: Sequence[Layer]) -> str:
     if values.get("algo") is not None:
         return str(named(values["algo"]))
     name = _name_in(layers)
-    return DEFAULT_ALGO if name in (None, AUTO) else named_preset(str(name)).algo
+    if name in (None, AUTO):
+        return DEFAULT_ALGO
+    return named_preset(str(name)).algo
 
 
 def with_preset(layers: Sequence[Layer], algo: str, keys: Set[str]) -> list[Layer]:

@@ -231,7 +231,9 @@ def _bound_from_data(
 ) -> Array:
     with np.errstate(over="ignore"):  # numbers too large for float32 become infinite
         numbers = np.asarray(_numbers_from_data(data), dtype)
-    return np.full(shape, numbers) if numbers.ndim == 0 else numbers.reshape(shape)
+    if numbers.ndim == 0:
+        return np.full(shape, numbers)
+    return numbers.reshape(shape)
 
 
 def _numbers_from_data(data: object) -> Any:

@@ -81,7 +81,9 @@ def envpool_creator(name: str) -> Callable[[EnvContext], EnvPoolEnv | AsyncEnvPo
                 hint=hint,
             )
         pool = _Pool(module, task, context.num_envs, settings)
-        return AsyncEnvPoolEnv(pool, name) if is_async else EnvPoolEnv(pool, name)
+        if is_async:
+            return AsyncEnvPoolEnv(pool, name)
+        return EnvPoolEnv(pool, name)
 
     return create
 

@@ -302,7 +302,9 @@ def picture_of(env: Any) -> Any:
     """Return an environment's picture; before gym 0.26, ``render`` opened a window unless it was
     given the mode.
     """
-    return env.render(mode=_PICTURE) if _renders_by_mode(env) else env.render()
+    if _renders_by_mode(env):
+        return env.render(mode=_PICTURE)
+    return env.render()
 
 
 def _renders_by_mode(env: Any) -> bool:

@@ -60,7 +60,7 @@ the environments."""
 _FOUND = 10
 """Exit status of the process in `_who_registers` if Gymnasium has the id, one more if the module
 has; Python's own statuses are lower."""
-_registered: dict[str, Callable[[EnvContext], Any]] = {}
+registered_creators: dict[str, Callable[[EnvContext], Any]] = {}
 
 
 class EnvContext(dict[str, Any]):
@@ -180,7 +180,7 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
             key="env",
             value=name,
         )
-    _registered[name] = creator
+    registered_creators[name] = creator
 
 
 def name_elsewhere(env: EnvSource) -> str:
@@ -195,8 +195,8 @@ def name_elsewhere(env: EnvSource) -> str:
     """
     name = str(named(env.env_id if isinstance(env, EnvCreator) else env))
     module = ""
-    if name in _registered:
-        creator = _registered[name]
+    if name in registered_creators:
+        creator = registered_creators[name]
         path = import_path_of(creator)
         if path is not None:
             return path
@@ -270,8 +270,8 @@ def resolve_env(env: EnvSource) -> EnvCreator:
         return EnvCreator(named(env), _caller_of(env))
     if is_local(env):
         return EnvCreator(env, _caller_of(import_object(env, key="env")))
-    if env in _registered:
-        return EnvCreator(env, _registered[env])
+    if env in registered_creators:
+        return EnvCreator(env, registered_creators[env])
     source = _SOURCES.get(env.partition(":")[0])
     if source is not None:
         module_name, _, function = source.partition(":")
@@ -312,7 +312,9 @@ def loaded_entry(entry: object) -> Callable[..., Any]:
     Raises:
         ImportError: a required package is not installed.
     """
-    return entry if callable(entry) else load_env_creator(str(entry))
+    if callable(entry):
+        return entry
+    return load_env_creator(str(entry))
 
 
 def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
@@ -330,7 +332,7 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
         raise unknown_env(
             name,
             part=gym_id,
-            valid=[*_registered, *gymnasium.registry],
+            valid=[*registered_creators, *gymnasium.registry],
             otherwise=(
                 "Use a Gymnasium id, 'package.module:Name', or 'module:name' for a name that the"
                 " module passes to register_env."
@@ -436,8 +438,8 @@ def _by_path(name: str) -> EnvCreator:
             break
     if callable(creator):
         return EnvCreator(name, _caller_of(creator))
-    if attribute in _registered:
-        return EnvCreator(name, _registered[attribute])
+    if attribute in registered_creators:
+        return EnvCreator(name, registered_creators[attribute])
     if attribute in gymnasium.registry:
         return _gymnasium_id(name, attribute)
     public_names = [key for key in vars(module) if not key.startswith("_")]
@@ -446,7 +448,7 @@ def _by_path(name: str) -> EnvCreator:
         f": module {module_name!r} has no {attribute!r}, which is also neither a name given to"
         " register_env nor a Gymnasium id",
         part=attribute,
-        valid=[*_registered, *public_names],
+        valid=[*registered_creators, *public_names],
     )
 
 

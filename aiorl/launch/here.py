@@ -38,7 +38,7 @@ Examples:
   RANK=1 aiorl launch here --address tcp://host1:5557 -- --env CartPole-v1 --keys keys
 """
 VERBS: dict[str, Verb] = {}
-_VARIABLES = (
+RANK_VARIABLES = (
     ("RANK", "LOCAL_WORLD_SIZE"),  # torchrun and many others, or the user
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
     ("PALS_RANKID", "PALS_LOCAL_SIZE"),  # Cray's PALS
@@ -181,12 +181,12 @@ def _commands(
 
 
 def _copy(environment: Mapping[str, str]) -> _Copy:
-    for variable, together in _VARIABLES:
+    for variable, together in RANK_VARIABLES:
         rank = environment.get(variable, "")
         if rank.isdecimal():
             number = environment.get(together, "1").partition("(")[0]  # Slurm writes 2(x3),1
             return _Copy(int(rank), variable, int(number) if number.isdecimal() else 1)
-    names = ", ".join(name for name, _ in _VARIABLES)
+    names = ", ".join(name for name, _ in RANK_VARIABLES)
     raise ConfigError(
         f"No variable says which copy this is: none of {names} is set.",
         key="RANK",

@@ -142,7 +142,9 @@ class Job:
     def keys(self) -> Path:
         """Directory of the keys that the user gave, or of those made for this run."""
         directory = self.config["keys"]
-        return _absolute(directory) if directory else self.run_dir / "keys"
+        if directory:
+            return _absolute(directory)
+        return self.run_dir / "keys"
 
     def make_keys(self, workers: tuple[str, ...] = ("worker",)) -> Path:
         """Make the keys that are missing, unless the user gave some, and return their directory.

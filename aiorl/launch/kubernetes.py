@@ -222,7 +222,9 @@ def _name(job: Job) -> str:
     """Return the name that the names of all objects begin with; a Service's begins with a
     letter.
     """
-    return job.name if job.name[0].isalpha() else f"run-{job.name}"
+    if job.name[0].isalpha():
+        return job.name
+    return f"run-{job.name}"
 
 
 def _secret(keys: Path) -> dict[str, str]:

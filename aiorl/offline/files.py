@@ -52,7 +52,9 @@ def file_name(path: str) -> str:
 
 def in_directory(directory: str, name: str) -> str:
     """Return the path of a name in a directory, which can be a URI."""
-    return f"{directory.rstrip('/')}/{name}" if is_uri(directory) else os.path.join(directory, name)
+    if is_uri(directory):
+        return f"{directory.rstrip('/')}/{name}"
+    return os.path.join(directory, name)
 
 
 def find_files(source: str, suffixes: Collection[str]) -> list[str]:
@@ -221,4 +223,6 @@ def packed(path: str, plain: IO[bytes]) -> Any:
     """
     if path.lower().endswith(".gz"):
         return gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1)
-    return lz4.frame.open(plain, "wb") if path.lower().endswith(".lz4") else plain
+    if path.lower().endswith(".lz4"):
+        return lz4.frame.open(plain, "wb")
+    return plain

@@ -168,7 +168,9 @@ def count_of(
     plural: str,
 ) -> str:
     """Return a number and its noun, singular or plural."""
-    return f"1 {singular}" if number == 1 else f"{number:,} {plural}"
+    if number == 1:
+        return f"1 {singular}"
+    return f"{number:,} {plural}"
 
 
 def inspect_file(

@@ -413,7 +413,9 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
         return _with_missing(array)  # rows without a value are left out one by one
     flat = _flat(array, can_be_missing=is_known)
     if shape is None:
-        return flat.reshape(rows, -1) if pa.types.is_nested(kind) else flat
+        if pa.types.is_nested(kind):
+            return flat.reshape(rows, -1)
+        return flat
     if dtype is not None and flat.dtype != dtype:
         if pa.types.is_fixed_size_binary(kind):
             flat = flat.view(dtype)

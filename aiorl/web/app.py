@@ -328,7 +328,9 @@ class WebSocket:
             self.is_ending = message["code"] == ENDING
             return None
         data: bytes | str | None = message.get("bytes")
-        return message.get("text", "") if data is None else data
+        if data is None:
+            return message.get("text", "")
+        return data
 
     def write(self, messages: Iterable[bytes | str]) -> None:
         """Send messages without waiting; those to a client that is gone are dropped.

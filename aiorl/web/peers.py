@@ -48,20 +48,20 @@ def is_own_connection(client: Address, server: Address) -> bool:
     Returns:
         False also if that can't be found out, as without free descriptors.
     """
-    if os.geteuid() == _uid_of_strangers():
+    if os.geteuid() == uid_of_strangers():
         return False
     if sys.platform == "linux":
         # some sandboxes have no netlink
         with contextlib.suppress(OSError, ValueError, struct.error):
-            if _kernel_reports_users():
-                return _uid_of(client, server) == os.geteuid()
+            if kernel_reports_users():
+                return uid_of(client, server) == os.geteuid()
     with contextlib.suppress(OSError, psutil.Error):
         return _has_own_process(client, server)
     return False
 
 
 @lru_cache(maxsize=1)
-def _kernel_reports_users() -> bool:
+def kernel_reports_users() -> bool:
     """Return whether the kernel reports who made a socket, by a connection of this process.
 
     A kernel without the module for that gives the same answer as for a connection that doesn't
@@ -74,11 +74,11 @@ def _kernel_reports_users() -> bool:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = listener.getsockname()
         with socket.create_connection(server, timeout=1.0) as client:
-            return _uid_of(client.getsockname(), server) == os.geteuid()
+            return uid_of(client.getsockname(), server) == os.geteuid()
 
 
 @lru_cache(maxsize=1)
-def _uid_of_strangers() -> int:
+def uid_of_strangers() -> int:
     """Return the number that stands for all users whom a namespace of users doesn't know, -1 if it
     knows all.
     """
@@ -88,7 +88,7 @@ def _uid_of_strangers() -> int:
     return -1
 
 
-def _uid_of(client: Address, server: Address) -> int:
+def uid_of(client: Address, server: Address) -> int:
     """Return the user who made the socket at the other end, -1 if that is closed.
 
     Raises:

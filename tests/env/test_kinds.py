@@ -47,7 +47,7 @@ def test_a_new_kind_needs_one_line(monkeypatch):
         holds_copies=True,
     )
     monkeypatch.setattr(kinds, "KINDS", (line, *KINDS))
-    monkeypatch.setitem(registry._registered, "simulator", lambda context: Simulator())
+    monkeypatch.setitem(registry.registered_creators, "simulator", lambda context: Simulator())
     facts = look_at_env(CommonConfig(env="simulator"))
     assert (facts.kind.name, facts.observation_space) == (
         "a Simulator",

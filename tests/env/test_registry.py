@@ -22,7 +22,7 @@ COUNTING = "aiorl.testing.envs:CountingEnv"
 
 @pytest.fixture(autouse=True)
 def _clean_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "registered_creators", {})
 
 
 def test_a_gymnasium_id_makes_the_environment_with_its_config():

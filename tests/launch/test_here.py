@@ -19,7 +19,7 @@ SHARED = ("--", "--env", "CartPole-v1", "--run-dir", "mine")
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """Return the commands that copies in a new directory become."""
     commands: list[list[str]] = []
-    for name in {name for pair in here._VARIABLES for name in pair} | {"SLURM_CPUS_PER_TASK"}:
+    for name in {name for pair in here.RANK_VARIABLES for name in pair} | {"SLURM_CPUS_PER_TASK"}:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "execve", lambda path, command, environment: commands.append(command))

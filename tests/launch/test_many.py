@@ -19,6 +19,7 @@ from benchmarks import scale, scale_processes, scale_simulation
 from benchmarks.scale_simulation import Crowd
 
 FEW, MANY = 40, 320
+PROTOCOL = LearnerSession.__module__.rpartition(".")[0]
 
 
 class Counted(dict[Any, Any]):
@@ -40,10 +41,13 @@ class Counted(dict[Any, Any]):
 
 
 def count_visits(*parts: object) -> None:
+    """Count the visits of all dicts of the objects, and of the objects of the protocol in them."""
     for part in parts:
         for name, value in vars(part).items():
             if type(value) is dict:
                 setattr(part, name, Counted(value))
+            elif type(value).__module__.startswith(PROTOCOL) and hasattr(value, "__dict__"):
+                count_visits(value)
 
 
 def operations(act: Callable[[], object]) -> int:
@@ -72,9 +76,7 @@ def of_one_worker(peers: int) -> dict[str, int]:
     for _ in range(3):
         assert all(crowd.bring(number) for number in range(peers - 1))
     session = crowd.session
-    count_visits(
-        session._roster, session.leases, session.leases.pacing, session.ledger, crowd.core.publisher
-    )
+    count_visits(session, crowd.core.publisher)
     found = {
         "a worker joins": operations(lambda: crowd.join(peers - 1)),
         "its heartbeat": operations(lambda: crowd.beat(5)),
@@ -106,7 +108,7 @@ def test_each_of_many_waiting_workers_is_admitted_at_the_same_cost() -> None:
             )
         assert session.num_waiting == peers
         session.begin({}, {}, 0.0)
-        count_visits(session._roster, session.leases, session.ledger, session._waiting)
+        count_visits(session)
         spent = operations(lambda: session.publish(m.Snapshot(0, {}, {}, {}, {}), 0.0))
         assert session.slots == list(range(1, peers + 1))
         return spent / peers
@@ -149,11 +151,11 @@ async def test_real_workers_are_measured(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     if has_keys:
         make_keys(tmp_path)
-    found, problem = await scale_processes._Learner(
+    found, problem = await scale_processes.MeasuredLearner(
         3, str(tmp_path) if has_keys else None
     ).measure()
     assert not problem
-    assert found.keys() >= scale._ROWS.keys()
+    assert found.keys() >= scale.ROWS.keys()
     assert found["paced_per_s"] == pytest.approx(30, rel=0.5)
     assert found["ended"] == 0
 
@@ -164,7 +166,7 @@ def test_the_page_has_the_measured_figures_and_says_which_are_missing(
     page, file = tmp_path / "scale.md", tmp_path / "scale.json"
     page.write_text(scale.PAGE.read_text("utf-8"), "utf-8")
     monkeypatch.setattr(scale, "PAGE", page)
-    some = {16: (dict.fromkeys(scale._ROWS, 17.0), ""), 64: ({"join_s": 2.0}, "only 63 are heard")}
+    some = {16: (dict.fromkeys(scale.ROWS, 17.0), ""), 64: ({"join_s": 2.0}, "only 63 are heard")}
     monkeypatch.setattr(scale, "measured", lambda workers, keys: some[workers])
     figures = [*scale.scale_real_016(), *scale.scale_real_064()]
     file.write_text(json.dumps([figure.to_dict() for figure in figures]))

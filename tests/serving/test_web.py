@@ -639,7 +639,7 @@ def test_the_user_of_a_connection_is_known_while_its_process_has_it(
             assert is_own_connection(name, server)
             assert not is_own_connection(server, (name[0], 1))
             with monkeypatch.context() as patched:
-                patched.setattr("aiorl.web.peers._uid_of", Mock(side_effect=OSError))
+                patched.setattr("aiorl.web.peers.uid_of", Mock(side_effect=OSError))
                 assert is_own_connection(name, server), "found among this user's processes"
                 assert not is_own_connection((name[0], 1), server)
             client.close()
@@ -649,10 +649,10 @@ def test_the_user_of_a_connection_is_known_while_its_process_has_it(
 @pytest.fixture
 def _asks_anew() -> Iterator[None]:
     """Forget what this process knows of its kernel and its user, before and after a test."""
-    for function in (peers._kernel_reports_users, peers._uid_of_strangers):
+    for function in (peers.kernel_reports_users, peers.uid_of_strangers):
         function.cache_clear()
     yield
-    for function in (peers._kernel_reports_users, peers._uid_of_strangers):
+    for function in (peers.kernel_reports_users, peers.uid_of_strangers):
         function.cache_clear()
 
 
@@ -674,7 +674,7 @@ def test_this_user_is_let_in_where_the_kernel_finds_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asks = Mock(return_value=-1)
-    monkeypatch.setattr("aiorl.web.peers._uid_of", asks)
+    monkeypatch.setattr("aiorl.web.peers.uid_of", asks)
     with connected() as (client, server):
         assert is_own_connection(client, server)
         assert not is_own_connection((client[0], 1), server)
@@ -686,7 +686,7 @@ def test_who_can_not_be_looked_up_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     too_many = Mock(side_effect=OSError(errno.EMFILE, "too many open files"))
     with connected() as (client, server):
         with monkeypatch.context() as patched:
-            patched.setattr("aiorl.web.peers._uid_of", too_many)
+            patched.setattr("aiorl.web.peers.uid_of", too_many)
             patched.setattr("psutil.process_iter", too_many)
             assert not is_own_connection(client, server)
         assert is_own_connection(client, server), "as soon as there are descriptors again"

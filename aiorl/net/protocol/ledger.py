@@ -25,12 +25,15 @@ lower."""
 
 
 @dataclass(slots=True)
-class _Account:
+class Account:
+    """Env steps of one incarnation, as it reported them and as they arrived."""
+
     reported: int = 0
     received: int = 0
 
     @property
     def in_flight(self) -> int:
+        """Env steps reported and not received yet."""
         return self.reported - self.received
 
 
@@ -44,6 +47,7 @@ class Ledger:
         in_flight: env steps reported and not received yet.
         discarded: reason -> env steps.
         lost: reason -> env steps.
+        accounts: incarnation -> its account, as long as it is open.
     """
 
     def __init__(self) -> None:
@@ -53,13 +57,13 @@ class Ledger:
         self.in_flight = 0
         self.discarded: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        self._accounts: dict[str, _Account] = {}
+        self.accounts: dict[str, Account] = {}
 
     def open(self, incarnation: str) -> None:
         """Open the account of a new incarnation."""
-        if incarnation in self._accounts:
+        if incarnation in self.accounts:
             raise InternalError(f"incarnation {incarnation} has an account already")
-        self._accounts[incarnation] = _Account()
+        self.accounts[incarnation] = Account()
 
     def report(
         self, incarnation: str, sampled_total: int, *, max_in_flight: float = math.inf
@@ -75,7 +79,7 @@ class Ledger:
         Raises:
             RemoteProtocolError: when the report exceeds that limit; the ledger stays unchanged.
         """
-        account = self._accounts[incarnation]
+        account = self.accounts[incarnation]
         fresh = max(0, sampled_total - account.reported)
         if fresh and account.in_flight + fresh > max_in_flight:
             raise RemoteProtocolError(
@@ -93,7 +97,7 @@ class Ledger:
         Raises:
             RemoteProtocolError: when more arrive than were reported; the ledger stays unchanged.
         """
-        account = self._accounts[incarnation]
+        account = self.accounts[incarnation]
         if env_steps > account.in_flight:
             raise RemoteProtocolError(
                 f"{env_steps} env steps arrived, but only {account.in_flight} were in flight",
@@ -117,7 +121,7 @@ class Ledger:
         """Close the account of an incarnation, count its steps in flight as lost, and return their
         number.
         """
-        account = self._accounts.pop(incarnation)
+        account = self.accounts.pop(incarnation)
         lost = account.in_flight
         self.in_flight -= lost
         if lost:
@@ -137,7 +141,7 @@ class Ledger:
             *self.discarded.values(),
             *self.lost.values(),
         ]
-        open_in_flight = sum(account.in_flight for account in self._accounts.values())
+        open_in_flight = sum(account.in_flight for account in self.accounts.values())
         if self.sampled != sum(parts) or min(parts) < 0 or open_in_flight != self.in_flight:
             raise InternalError(
                 f"the ledger does not balance: {self.as_dict()}, open accounts {open_in_flight}"

@@ -175,7 +175,9 @@ def _name(connection: socket.socket) -> str:
         host, port, *_ = connection.getpeername()
     except (OSError, ValueError):
         return ""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
 
 
 def _open_sockets() -> set[int]:

@@ -63,7 +63,9 @@ class LearnerSockets:
     @property
     def local_address(self) -> str:
         """Address for workers that the learner itself starts; valid after `bind`."""
-        return reachable_from_here(self.address) if self.path is None else urls_of(self.path)[0]
+        if self.path is None:
+            return reachable_from_here(self.address)
+        return urls_of(self.path)[0]
 
     @property
     def is_listening_on_ports(self) -> bool:

@@ -737,11 +737,9 @@ class Channel:
             if len(frames) <= limits.max_frames and num_bytes <= limits.max_message_bytes:
                 frames.append(keep(frame))
         self.heard = True
-        return (
-            []
-            if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes
-            else frames
-        )
+        if len(frames) > limits.max_frames or num_bytes > limits.max_message_bytes:
+            return []
+        return frames
 
     def listen(self, elapsed_s: float) -> None:
         """Update the seconds of silence; even a part of a message since the last check ends the

@@ -90,7 +90,9 @@ def _fit_plain(value: Any) -> Any:
         return many_lines(value, MAX_TEXT)
     if isinstance(value, Mapping):
         return {_fit_key(key): _fit_plain(item) for key, item in value.items()}
-    return [_fit_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_fit_plain(item) for item in value]
+    return value
 
 
 def _fit_key(key: Any) -> Any:

@@ -227,7 +227,9 @@ def _refuse(
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if np.ndim(value) == 0 else f"{np.asarray(value).tolist()!r:.60}"
+    if np.ndim(value) == 0:
+        return f"{value:.6g}"
+    return f"{np.asarray(value).tolist()!r:.60}"
 
 
 LARGEST_LOG_RATIO = 500.0
@@ -624,4 +626,6 @@ def single_agent(batch: Batch) -> SampleBatch:
 
 def episode_parts(batch: Batch) -> list[Batch]:
     """Return one part for each episode of a plain batch; a multi-agent batch is returned whole."""
-    return list(batch.split_by_episode()) if isinstance(batch, SampleBatch) else [batch]
+    if isinstance(batch, SampleBatch):
+        return list(batch.split_by_episode())
+    return [batch]

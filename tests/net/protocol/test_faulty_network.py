@@ -383,7 +383,7 @@ class FaultyNetwork(RuleBasedStateMachine):
         get reported.
         """
         sessions = {node.session.incarnation: node.session for node in self.nodes}
-        for incarnation, account in self.learner.ledger._accounts.items():
+        for incarnation, account in self.learner.ledger.accounts.items():
             if incarnation in sessions:
                 assert account.reported <= sessions[incarnation].sampled_total
 
@@ -431,7 +431,7 @@ class FaultyNetwork(RuleBasedStateMachine):
         self.tick(1.1)
         self.network_delivers_all()
         for node in self.nodes:
-            account = self.learner.ledger._accounts[node.session.incarnation]
+            account = self.learner.ledger.accounts[node.session.incarnation]
             assert account.reported == node.session.sampled_total
             assert account.received == account.reported
             assert not node.session.num_unacked
