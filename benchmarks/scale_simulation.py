@@ -27,7 +27,7 @@ from benchmarks.scale_parts import LENGTH, NUM_ENVS, NoTraining, idle_learning, 
 
 __all__ = ["Costs", "Crowd", "costs_of"]
 
-_ROUNDS_OF = 4000
+ROUNDS_OF = 4000
 """Fewest events of a kind to time: few workers are measured over many rounds."""
 _TICKS_PER_S = 10
 _JOINS_PER_S = 64
@@ -200,7 +200,7 @@ def costs_of(peers: int) -> Costs:
     crowd = _joined(peers, Crowd(peers))
     session_bytes = tracemalloc.get_traced_memory()[0] / peers
     tracemalloc.stop()
-    rounds = math.ceil(_ROUNDS_OF / peers)
+    rounds = math.ceil(ROUNDS_OF / peers)
     gc.collect()
     join_s = 0.0
     for _ in range(min(rounds, 100)):

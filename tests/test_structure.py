@@ -43,7 +43,7 @@ TEXTS = {
 HOOKS = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
 
 
-MAX_PRIVATE = 140
+MAX_PRIVATE = 120
 """Private names of other objects that the tests use or replace; this limit may only fall."""
 _OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
 
@@ -53,7 +53,9 @@ def private_names(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         name = ""
         match node:
-            case ast.Attribute(ast.Name("self" | "cls")) | ast.Attribute(ast.Name("os"), "_exit"):
+            case ast.Attribute(ast.Name("self" | "cls") | ast.Call(ast.Name("super"))):
+                continue
+            case ast.Attribute(ast.Name("os"), "_exit"):
                 continue
             case ast.Attribute(attr=name):
                 pass

@@ -40,21 +40,26 @@ _STAGES = {
 
 
 class LogOnce:
-    """Decides if a message is due: ``if log_once("raw_obs"): logger.info(...)``."""
+    """Decides if a message is due: ``if log_once("raw_obs"): logger.info(...)``.
+
+    Attributes:
+        is_disabled: True if no message is due.
+        is_periodic: True if messages appear again after PERIOD_S.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start with no message logged, and with each allowed once."""
         self._clock = clock
         self._logged: dict[str, float] = {}
-        self._disabled = False
-        self._periodic = False
+        self.is_disabled = False
+        self.is_periodic = False
 
     def __call__(self, key: str) -> bool:
         """Return True the first time for a key; in periodic mode again after PERIOD_S."""
-        if self._disabled:
+        if self.is_disabled:
             return False
         last = self._logged.get(key)
-        if last is not None and not self._periodic:
+        if last is not None and not self.is_periodic:
             return False
         now = self._clock()
         if last is not None and now - last < PERIOD_S:
@@ -66,14 +71,14 @@ class LogOnce:
         """Set the mode for a worker: workers 0 and 1 report, periodically at DEBUG; all others are
         silent.
         """
-        self._disabled = self._disabled or worker_index > 1
-        self._periodic = self._periodic or (worker_index <= 1 and log_level == "DEBUG")
+        self.is_disabled = self.is_disabled or worker_index > 1
+        self.is_periodic = self.is_periodic or (worker_index <= 1 and log_level == "DEBUG")
 
     def reset(self) -> None:
         """Return to the initial state, with each message allowed once."""
         self._logged.clear()
-        self._disabled = False
-        self._periodic = False
+        self.is_disabled = False
+        self.is_periodic = False
 
 
 log_once = LogOnce()

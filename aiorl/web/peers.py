@@ -20,8 +20,10 @@ import psutil
 
 Address = tuple[str, int]
 
-_OVERFLOW_FILE = Path("/proc/sys/kernel/overflowuid")
-_MAP_FILE = Path("/proc/self/uid_map")
+OVERFLOW_FILE = Path("/proc/sys/kernel/overflowuid")
+"""File of the kernel with the number that stands for all other users."""
+MAP_FILE = Path("/proc/self/uid_map")
+"""File of the kernel that says which users this process's namespace knows."""
 _MAP_OF_ALL = ["0", "0", "4294967295"]
 """Map of a namespace of users that knows all of them, such as the first one."""
 # of <linux/sock_diag.h>, <linux/inet_diag.h> and <linux/netlink.h>
@@ -83,8 +85,8 @@ def uid_of_strangers() -> int:
     knows all.
     """
     with contextlib.suppress(OSError, ValueError):
-        if _MAP_FILE.exists() and _MAP_FILE.read_text().split() != _MAP_OF_ALL:
-            return int(_OVERFLOW_FILE.read_text())
+        if MAP_FILE.exists() and MAP_FILE.read_text().split() != _MAP_OF_ALL:
+            return int(OVERFLOW_FILE.read_text())
     return -1
 
 

@@ -61,12 +61,13 @@ logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_HEADERS = 128
-_MAX_CONNECTIONS = 4096
-_MAX_NEWCOMERS = 1024
+MAX_CONNECTIONS = 4096
+"""Connections at a time; fewer if the process can open fewer files."""
+MAX_NEWCOMERS = 1024
 """Connections whose clients are not let in, or not yet; the oldest makes room for another one."""
 _SPARE_FILES = 64
 """Files that the process can open besides its connections."""
-_STRANGERS_BYTES = 32 << 20
+STRANGERS_BYTES = 32 << 20
 """Limit of what all connections of clients that are not let in hold together, in bytes of this
 process."""
 _MAX_WAITING = 32
@@ -84,7 +85,8 @@ _MESSAGE_BYTES = 400
 _UNCOUNTED_BYTES = 4096
 _NEVER = float("inf")
 _IDLE_S = 75
-_GRACE_S = 10
+GRACE_S = 10
+"""Seconds that open connections get at the end of the server."""
 _LINGER_S = 1.5
 _CLOSE_S = 2.0
 """Seconds that a WebSocket waits for the client's agreement to its end."""
@@ -118,7 +120,7 @@ class WebServer(uvicorn.Server):
         self.url = ""
         self._heads: dict[Any, bytes] = {}
         self.guard = Guard(options)
-        self.strangers = Budget(_STRANGERS_BYTES)
+        self.strangers = Budget(STRANGERS_BYTES)
         self.newcomers: dict[_Connection, None] = {}
         app.check = self.guard.check
         app.max_body_bytes = options.max_body_bytes
@@ -138,7 +140,7 @@ class WebServer(uvicorn.Server):
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=_GRACE_S,
+            timeout_graceful_shutdown=GRACE_S,
             ws_max_size=options.max_body_bytes,
             ws_per_message_deflate=False,
             ssl_certfile=options.tls_cert,
@@ -164,7 +166,7 @@ class WebServer(uvicorn.Server):
         self.app.closing = asyncio.get_running_loop().create_future()
         raise_open_file_limit()
         self.max_connections = min(
-            _MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
+            MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES
         )
         listener = listen(self.options)
         self.port = listener.getsockname()[1]
@@ -196,7 +198,7 @@ class WebServer(uvicorn.Server):
         for listener in sockets or ():
             listener.close()
         state = self.server_state
-        ends_at = time.monotonic() + _GRACE_S
+        ends_at = time.monotonic() + GRACE_S
         while (state.connections or state.tasks) and time.monotonic() < ends_at:
             for connection in self._connections():
                 if not connection.ends:  # also one that has just been accepted
@@ -264,7 +266,7 @@ async def serve(
     async with WebServer(app, options).running() as server:
         if options.inherited is not None:
             watch_parent(
-                lambda: loop.call_soon_threadsafe(stopped.set), grace_s=_GRACE_S + _LINGER_S
+                lambda: loop.call_soon_threadsafe(stopped.set), grace_s=GRACE_S + _LINGER_S
             )
         if announce is not None:
             sys.stdout.write(f"{announce(server.url)}\n")
@@ -362,7 +364,7 @@ class _Connection(HttpToolsProtocol):
             self.refuse(503, "The server has as many connections as it takes. Try again later.")
         elif not is_own:
             self._server.newcomers[self] = None
-            if len(self._server.newcomers) > _MAX_NEWCOMERS:
+            if len(self._server.newcomers) > MAX_NEWCOMERS:
                 oldest = next(iter(self._server.newcomers))
                 oldest.refuse(503, "Others need the connection. Try again later.")
                 self._server.newcomers.pop(oldest, None)

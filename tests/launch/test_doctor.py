@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import socket
 import sys
@@ -68,9 +69,12 @@ def test_what_is_wrong_here_has_a_remedy(
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let this host list a GPU, which does not exist."""
-    monkeypatch.setattr(doctor, "_gpu_names", lambda: ["NVIDIA H1"])
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho NVIDIA H1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
 @pytest.mark.slow  # TensorFlow is loaded twice

@@ -135,7 +135,7 @@ def test_workers_that_are_late_together_cost_the_same_each() -> None:
 
 
 def test_the_costs_of_simulated_workers_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_simulation, "_ROUNDS_OF", 20)
+    monkeypatch.setattr(scale_simulation, "ROUNDS_OF", 20)
     costs = scale_simulation.costs_of(5)
     assert all(getattr(costs, name) > 0 for name in costs.__slots__)
 

@@ -137,7 +137,7 @@ def test_a_bootstrap_equals_a_plain_loop_and_repeats_for_a_seed(monkeypatch):
         rng.normal(0, 0.3, episode_lengths.sum()),
     )
     # so that tables have several blocks
-    monkeypatch.setattr("aiorl.offline.estimators._BLOCK", 120)
+    monkeypatch.setattr("aiorl.offline.estimators.MAX_BLOCK", 120)
     estimates = sampled.bootstrap_weighted(300, 7)
     np.testing.assert_array_equal(estimates, sampled.bootstrap_weighted(300, 7))
     assert not np.array_equal(estimates, sampled.bootstrap_weighted(300, 8))

@@ -249,7 +249,7 @@ def test_only_workers_0_and_1_report_data_flow(make_worker, caplog, index, repor
     caplog.set_level(logging.INFO, "aiorl")
     make_worker(worker_index=index, log_level="DEBUG", rollout_fragment_length=3).sample()
     assert any(record.name == type(log_once).__module__ for record in caplog.records) is reports
-    assert (log_once._disabled, log_once._periodic) == (not reports, reports)
+    assert (log_once.is_disabled, log_once.is_periodic) == (not reports, reports)
 
 
 def test_the_local_worker_logs_its_parts_and_the_level_is_set(make_worker, caplog):

@@ -308,7 +308,7 @@ def test_what_connections_hold_together_is_limited(
     is_let_in: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aiorl.web.server.HELD_BYTES", 100_000)
-    monkeypatch.setattr("aiorl.web.server._STRANGERS_BYTES", 100_000)
+    monkeypatch.setattr("aiorl.web.server.STRANGERS_BYTES", 100_000)
     head = b"GET /live HTTP/1.1\r\nhost: localhost\r\n"
     if is_let_in:
         head = b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000\r\n\r\n"
@@ -430,7 +430,7 @@ def test_a_socket_whose_answers_are_not_read_is_cut_off() -> None:
 
 
 def test_the_end_does_not_wait_for_what_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiorl.web.server._GRACE_S", 1000.0)
+    monkeypatch.setattr("aiorl.web.server.GRACE_S", 1000.0)
     head = b"host: localhost\r\ncontent-length: 9\r\n\r\n12"
     partial = [
         b"GET /live HT",
@@ -450,7 +450,7 @@ def test_the_end_does_not_wait_for_what_does_not_come(monkeypatch: pytest.Monkey
 def test_further_connections_than_allowed_are_refused_until_one_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aiorl.web.server._MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("aiorl.web.server.MAX_CONNECTIONS", 2)
     with Site() as site:
         with site.raw() as first, site.raw() as second:
             for connection in (first, second):
@@ -464,7 +464,7 @@ def test_further_connections_than_allowed_are_refused_until_one_ends(
 def test_clients_that_are_not_let_in_make_room_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiorl.web.server._MAX_NEWCOMERS", 2)
+    monkeypatch.setattr("aiorl.web.server.MAX_NEWCOMERS", 2)
     with Site(token_file=tmp_path / "token") as site, ExitStack() as stack:
         token = (tmp_path / "token").read_text().strip()
         asked = f"GET /failing HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}\r\n\r\n".encode()
@@ -708,8 +708,8 @@ def test_nobody_is_a_user_where_all_users_are_known(
     (tmp_path / "overflow").write_text(f"{os.geteuid()}\n")
     if users is not None:
         (tmp_path / "map").write_text(users)
-    monkeypatch.setattr("aiorl.web.peers._OVERFLOW_FILE", tmp_path / "overflow")
-    monkeypatch.setattr("aiorl.web.peers._MAP_FILE", tmp_path / "map", raising=False)
+    monkeypatch.setattr("aiorl.web.peers.OVERFLOW_FILE", tmp_path / "overflow")
+    monkeypatch.setattr("aiorl.web.peers.MAP_FILE", tmp_path / "map", raising=False)
     with connected() as (client, server):
         assert is_own_connection(client, server) == is_known
 
@@ -805,7 +805,7 @@ def test_the_access_log_has_a_line_for_each_request_and_rotates(
 def test_connections_that_are_refused_are_logged_and_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiorl.web.server._MAX_CONNECTIONS", 1)
+    monkeypatch.setattr("aiorl.web.server.MAX_CONNECTIONS", 1)
     path = tmp_path / "access.log"
     with Site(access_log=path, arrive_s=0.1) as site:
         counted: list[tuple[str, str, int]] = []

@@ -43,7 +43,7 @@ class RawPeer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         try:
             self.socket.connect(("127.0.0.1", port))
-            self._shake_hands(kind)
+            self.shake_hands(kind)
         except OSError:
             self.socket.close()
             raise
@@ -53,10 +53,10 @@ class RawPeer:
         """Return a peer of this kind for a connection that was accepted."""
         peer = cls.__new__(cls)
         peer.socket = connection
-        peer._shake_hands(kind)
+        peer.shake_hands(kind)
         return peer
 
-    def _shake_hands(self, kind: str) -> None:
+    def shake_hands(self, kind: str) -> None:
         self._got = b""
         self.socket.sendall(GREETING + ready(kind))
         self._take(64)

@@ -235,7 +235,7 @@ def _text(value: Any) -> str:
 LARGEST_LOG_RATIO = 500.0
 """Default limit of the logarithm of a ratio, so that sums of ratios stay finite."""
 _CONFIDENCE = 0.95
-_BLOCK = 1 << 22
+MAX_BLOCK = 1 << 22
 """Numbers in one block of a bootstrap's tables."""
 
 
@@ -410,7 +410,7 @@ class Ratios:
         of = self.of
         gains = self.ratios * of.rewards * of.discounts
         longest = int(of.lengths.max())
-        width = max(1, _BLOCK // len(of))
+        width = max(1, MAX_BLOCK // len(of))
         estimates = []
         for counts in _resamples(len(of), num_resamples, seed):
             values = np.zeros(len(counts))
@@ -462,7 +462,7 @@ def _resamples(
     seeds.
     """
     rng = np.random.default_rng(seed)
-    at_once = max(1, _BLOCK // num_episodes)
+    at_once = max(1, MAX_BLOCK // num_episodes)
     for begin in range(0, num_resamples, at_once):
         count = min(at_once, num_resamples - begin)
         drawn = rng.integers(num_episodes, size=(count, num_episodes))

@@ -412,7 +412,7 @@ def test_r31_worker_1_reports_its_data_flow_and_others_are_silent(
         assert ("aiorl.process.log_once" in [record.name for record in caplog.records]) == (
             slot == 1
         )
-        assert (log_once._disabled, log_once._periodic) == (slot != 1, slot == 1)
+        assert (log_once.is_disabled, log_once.is_periodic) == (slot != 1, slot == 1)
     finally:
         log_once.reset()
 
