@@ -347,9 +347,7 @@ class SavedRun:
         if not isinstance(counters, Mapping):
             return 0
         steps = counters.get("env_steps_trained")
-        if isinstance(steps, int):
-            return steps
-        return 0
+        return steps if isinstance(steps, int) else 0
 
     def weights(self, policy_id: str) -> dict[str, Array]:
         """Return the weights of a policy, by their names in its acting graph."""

@@ -416,7 +416,7 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
         CheckpointError: when entries differ; it names all of them, with both values of each.
     """
     stored = checkpoint.meta
-    current = _as_json(dict(expected))
+    current = json.loads(json.dumps(dict(expected)))  # as read from a file: tuples become lists
     differing = [
         f"{name} is {stored.get(name)!r} there and {value!r} here"
         for name, value in current.items()
@@ -464,11 +464,6 @@ def _in_one_order(spaces: dict[str, Any]) -> Any:
         }
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return spaces
-
-
-def _as_json(value: Any) -> Any:  # Any: all types of JSON
-    """Return the value as it would be read back from a file, where tuples become lists."""
-    return json.loads(json.dumps(value))
 
 
 def _digest_of(plain: Any) -> str:

@@ -800,15 +800,11 @@ def make_distribution(
     if squash:
         kind = _SQUASHED.get(kind, kind)
     elif scale and any(
-        isinstance(leaf, spaces.Box) and not _is_in_units(leaf)
+        isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f" and not BoxScale(leaf).is_identity
         for leaf in leaf_spaces(action_space)
     ):
         kind = _SCALED.get(kind, kind)
     return make_named_distribution(kind.name, action_space)
-
-
-def _is_in_units(box: spaces.Box) -> bool:
-    return box.dtype.kind != "f" or BoxScale(box).is_identity
 
 
 def _num_choices(space: Space) -> int:

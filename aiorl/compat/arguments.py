@@ -121,12 +121,11 @@ def _none_or(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or is_right(value)
 
 
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
-
-
 _COUNT = _is_count, "a whole number of at least 0"
-_PATH = _none_or(_is_path), "a directory's path, or None"
+_PATH = (
+    lambda value: isinstance(value, str | os.PathLike | NoneType),
+    "a directory's path, or None",
+)
 _FUNCTION = _none_or(callable), "a function, or None"
 _CREATOR = callable, "a function that takes an IOContext"
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -224,8 +224,8 @@ class ActionLayout:
             for Dict.
         """
         if not self.is_nested:
-            return rows_of(self.space, column.astype(self.dtype))
-        leaf_rows = map(rows_of, self.leaves, self.split(column))
+            return rows_of(column.astype(self.dtype))
+        leaf_rows = map(rows_of, self.split(column))
         return _regrouped(self.space, leaf_rows)
 
     def to_components(self, column: Array) -> Any:
@@ -484,9 +484,8 @@ def nested(space: Space, parts: Iterator[Any]) -> Any:
     return next(parts)
 
 
-def rows_of(leaf: Space, batch: Array) -> list[Any]:
-    """Return the actions of a batch ``[N, *leaf.shape]`` of a simple space as its ``sample()`` has
-    them.
+def rows_of(batch: Array) -> list[Any]:
+    """Return the actions of a batch ``[N, *shape]`` of a simple space as its ``sample()`` has them.
 
     They share the memory of the batch, whose dtype must be that of the space.
     """

@@ -129,10 +129,9 @@ def _tuple(space: Any) -> spaces.Tuple[Any]:
 
 def _dict(space: Any) -> spaces.Dict:
     # A plain dict would be sorted by key.
-    parts: OrderedDict[str, Space] = OrderedDict()
-    for key, part in space.spaces.items():
-        parts[key] = gymnasium_space(part)
-    return spaces.Dict(parts)
+    return spaces.Dict(
+        OrderedDict((key, gymnasium_space(part)) for key, part in space.spaces.items())
+    )
 
 
 _CONVERSIONS: Mapping[str, Callable[[Any], Space]] = {

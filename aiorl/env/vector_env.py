@@ -554,7 +554,7 @@ class SerialEnv(LockstepEnv):
         result.final_obs = None
         action_rows: Iterable[Any] = actions
         if self._has_scalar_actions:
-            action_rows = rows_of(self.action_space, actions)
+            action_rows = rows_of(actions)
         ended = copies.step_into(obs_rows, action_rows)
         if copies.results.training_disabled:
             raise TrainingDisabled(self.env_id)

@@ -258,7 +258,11 @@ class Launch:
             if is_learner:
                 admitted = (path.relative_to(keys) for path in keys.glob("admitted/*.key"))
                 names = ["learner.key_secret", "learner.key", *map(str, admitted)]
-            files |= {f"keys/{name}": _key_in(keys / name) for name in names}
+            for name in names:
+                # mounted secrets and dotfiles are links
+                files[f"keys/{name}"] = read_regular(
+                    keys / name, max_bytes=_MAX_KEY_BYTES, follow=True
+                )
         if is_learner and (self.job.run_dir / "run.json").exists():
             for path in self.job.run_dir.rglob("*"):
                 at = path.relative_to(self.job.run_dir)
@@ -301,11 +305,6 @@ class Launch:
         read = shlex.quote(f"{_CHECK}exec(sys.stdin.buffer.read({len(_SOURCE)}))")
         shell = shlex.join(["sh", "-c", f'{python}; exec "$p" -c {read}'])
         return [*shlex.split(self._ssh), *_SSH, host, f"exec {shell}"]
-
-
-def _key_in(path: Path) -> bytes:
-    # mounted secrets and dotfiles are links
-    return read_regular(path, max_bytes=_MAX_KEY_BYTES, follow=True)
 
 
 @cache

@@ -135,9 +135,7 @@ def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
 
 
 def _name(number: int) -> str:
-    if number == signal.SIGINT:
-        return CTRL_C
-    return signal.Signals(number).name
+    return CTRL_C if number == signal.SIGINT else signal.Signals(number).name
 
 
 def log_to_stderr(level: str | None) -> None:

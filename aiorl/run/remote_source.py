@@ -376,7 +376,7 @@ class RemoteSource(Source):
 
     def _say_goodbye(self, reason: str, final: bool) -> None:
         try:
-            self.session.shutdown(reason, final, time.monotonic())
+            self.session.shutdown(reason, final)
             self.pump()
         finally:
             self._is_over = True

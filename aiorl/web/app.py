@@ -328,9 +328,7 @@ class WebSocket:
             self.is_ending = message["code"] == ENDING
             return None
         data: bytes | str | None = message.get("bytes")
-        if data is None:
-            return message.get("text", "")
-        return data
+        return message.get("text", "") if data is None else data
 
     def write(self, messages: Iterable[bytes | str]) -> None:
         """Send messages without waiting; those to a client that is gone are dropped.

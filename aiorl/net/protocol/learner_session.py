@@ -207,7 +207,7 @@ class LearnerSession:
         """Reserve a slot for a worker that we are starting; others get the next free slots."""
         self._roster.reserved[slot] = worker_id
 
-    def shutdown(self, reason: str, final: bool, now: float) -> None:
+    def shutdown(self, reason: str, final: bool) -> None:
         """Say goodbye to all workers now, and to every later Hello; for workers that we started it
         is always final.
         """

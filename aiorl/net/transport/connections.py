@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import zmq
 
+from aiorl.config.addresses import url
 from aiorl.net.transport.endpoint import EndpointLimits, EndpointStats, Event, EventKind
 from aiorl.net.transport.security import reason_seen_by_learner
 from aiorl.net.transport.sockets import SocketMonitor, SocketPump
@@ -175,9 +176,7 @@ def _name(connection: socket.socket) -> str:
         host, port, *_ = connection.getpeername()
     except (OSError, ValueError):
         return ""
-    if ":" in host:
-        return f"[{host}]:{port}"
-    return f"{host}:{port}"
+    return url(host, port).removeprefix("tcp://")
 
 
 def _open_sockets() -> set[int]:

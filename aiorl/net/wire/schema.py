@@ -89,14 +89,13 @@ def _fit_plain(value: Any) -> Any:
     if isinstance(value, str):
         return many_lines(value, MAX_TEXT)
     if isinstance(value, Mapping):
-        return {_fit_key(key): _fit_plain(item) for key, item in value.items()}
+        return {
+            one_line(key, MAX_LABEL) if isinstance(key, str) else key: _fit_plain(item)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_fit_plain(item) for item in value]
     return value
-
-
-def _fit_key(key: Any) -> Any:
-    return one_line(key, MAX_LABEL) if isinstance(key, str) else key
 
 
 def _check_bool(field: str, value: Any, limits: Limits) -> None:

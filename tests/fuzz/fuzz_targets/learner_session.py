@@ -131,7 +131,7 @@ class HostileWorld:
                 case 2:
                     self.session.mark_lost(slot, "ended", self.now)
                 case _:
-                    self.session.shutdown("done", bool(source.below(2)), self.now)
+                    self.session.shutdown("done", bool(source.below(2)))
         except LocalProtocolError:
             if slot in self.session.slots:
                 raise

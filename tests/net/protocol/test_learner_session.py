@@ -545,7 +545,7 @@ def test_each_connected_worker_gets_one_acknowledgement_after_all_other_messages
 
 def test_goodbye_reaches_workers_and_latecomers() -> None:
     session = make("a")
-    session.shutdown("the run is over", True, 1.0)
+    session.shutdown("the run is over", True)
     bye = m.Bye("the run is over", True)
     assert session.messages_to_send() == [(BROADCAST, bye), (A, bye)]
     session.receive(B, hello("b"), 1.0)
