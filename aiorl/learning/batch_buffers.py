@@ -126,7 +126,7 @@ class BatchBuffers(Layout):
             end = filled + math.prod(self.shape_of(fragment))
             for column in self.columns:
                 target = self._target(batch, column)[filled:end]
-                source = self._source(fragment, column.name).reshape(target.shape)
+                source = self.source(fragment, column.name).reshape(target.shape)
                 if target.ndim == 2 and source.dtype == target.dtype and source.flags.c_contiguous:
                     # rows as wholes are copied several times faster
                     source, target = (
@@ -152,7 +152,7 @@ class BatchBuffers(Layout):
             steps, num_envs = self.shape_of(fragment)
             end = filled + num_envs
             for column in self.columns:
-                source = self._source(fragment, column.name).swapaxes(0, 1)
+                source = self.source(fragment, column.name).swapaxes(0, 1)
                 target = self._target(batch, column)
                 target[filled:end, :steps] = source.reshape(num_envs, steps, *target.shape[2:])
                 target[filled:end, steps:] = 0
@@ -203,14 +203,6 @@ class BatchBuffers(Layout):
         spec = next((spec for spec in self.columns if spec.name == name), None)
         return batch[name] if spec is None else self._target(batch, spec)
 
-    def num_filled(self, batch: Mapping[str, Array]) -> int:
-        """Return the number of rows or sequences up to the last one that holds a transition."""
-        valid = self.column(batch, c.VALID)
-        if valid[-1].any():
-            return len(valid)
-        filled = np.flatnonzero(valid.any(axis=tuple(range(1, valid.ndim))))
-        return int(filled[-1]) + 1 if len(filled) else 0
-
     def first_not_finite(self, batch: Mapping[str, Array]) -> str:
         """Return the first column that holds a NaN or an infinity; "" if there is none."""
         names = [column.name for column in (*self.columns, *self.of_sequences)]
@@ -247,13 +239,25 @@ class BatchBuffers(Layout):
         steps, num_envs = fragment[self.columns[0].name].shape[:2]
         return int(steps), int(num_envs)
 
-    def _source(self, fragment: Mapping[str, Array], name: str) -> Array:
-        """Return a column [T, N, ...] of a fragment."""
+    def source(self, fragment: Mapping[str, Array], name: str) -> Array:
+        """Return a column [T, N, ...] of a checked fragment."""
         if name == c.NEW_OBS:
             return new_obs(fragment)
         if name == c.VALID and c.VALID not in fragment:
             return np.broadcast_to(np.float32(1.0), self.shape_of(fragment))
         return fragment[name]
+
+
+def num_filled(valid: Array) -> int:
+    """Return the number of rows or sequences up to the last one that holds a transition.
+
+    Args:
+        valid: VALID of a batch, [R] of rows or [S, T] of sequences.
+    """
+    if valid[-1].any():
+        return len(valid)
+    filled = np.flatnonzero(valid.any(axis=tuple(range(1, valid.ndim))))
+    return int(filled[-1]) + 1 if len(filled) else 0
 
 
 def _cleared(batch: dict[str, Array], filled: int) -> dict[str, Array]:

@@ -98,12 +98,13 @@ class Gradients:
         buffers = self._batches.buffers
         buffers.check(fragment)
         batch = self._batches.make_batch([fragment])
-        if not buffers.num_filled(batch):
+        num_transitions = np.count_nonzero(buffers.column(batch, c.VALID))
+        if not num_transitions:
             return {}
         knobs = self._update.knobs_at(env_steps_total)
         arguments = self._arguments.tensors(batch, knobs)
         metrics, *gradients = self.compiled(len(batch[PACKED]), *arguments)
-        num_rows = np.array([np.count_nonzero(buffers.column(batch, c.VALID))], np.int32)
+        num_rows = np.array([num_transitions], np.int32)
         if not all(np.isfinite(array).all() for array in (metrics, *gradients)):
             column = buffers.first_not_finite(batch)
             names = self._batches.columns

@@ -25,7 +25,7 @@ from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, num_rows
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithm import Array, Batch, Feed, Round
-from aiorl.learning.batch_buffers import PACKED, BatchBuffers, Layout, rounded_up
+from aiorl.learning.batch_buffers import BatchBuffers, Layout, num_filled, rounded_up
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.rows import model_columns
 from aiorl.learning.steps import Begin, Descent, Loop, prepare
@@ -183,13 +183,14 @@ class TrainBatches(Feed):
 
     def rounds(self, batch: Batch, env_steps_total: int) -> Iterator[Round]:
         """See `Feed.rounds`: one round, with all epochs."""
-        order, num_minibatches = self.order(batch)
+        order, num_minibatches = self.order(self.buffers.column(batch, c.VALID))
         yield Round(batch, order, num_minibatches)
 
     def nominal(self) -> Round:
         """See `Feed.nominal`."""
         batch = self.nominal_batch()
-        return Round(batch, np.zeros(self._order_shape(batch), np.int32), 0)
+        order, _ = self.order(self.buffers.column(batch, c.VALID))
+        return Round(batch, order, 0)
 
     def nominal_batch(self) -> Batch:
         """Return a batch of zeros of the usual shape: columns ``[R, ...]`` of rows, or ``[M, T,
@@ -220,21 +221,25 @@ class TrainBatches(Feed):
         self._capacities.add(capacity)
         return size * capacity
 
-    def order(self, batch: Batch) -> tuple[NDArray[np.int32], int]:
+    def order(self, valid: Array) -> tuple[NDArray[np.int32], int]:
         """Return the indices of every minibatch, in a new permutation each epoch, and the number of
-        minibatches.
+        minibatches; zeros and 0 if no row is a transition.
 
         The last minibatch of an epoch is filled up with empty rows or sequences from the end of the
         batch. If rows of sequences are visited, only transitions are, and the minibatch is filled
         up with the first ones of the epoch. The array always has room for all minibatches that the
         batch can make, so that the update isn't compiled again.
+
+        Args:
+            valid: VALID of the batch, [R] of rows or [S, T] of sequences.
         """
-        order = np.zeros(self._order_shape(batch), np.int32)
         size = self.minibatch_size
+        most = -(-(valid.size if self.visits_rows else len(valid)) // size)
+        order = np.zeros((self._loop.num_epochs * most, size), np.int32)
         if self.visits_rows and self.has_sequences:
-            visited = np.flatnonzero(self.buffers.column(batch, c.VALID))
+            visited = np.flatnonzero(valid)
         else:
-            visited = np.arange(-(-self.buffers.num_filled(batch) // size) * size)
+            visited = np.arange(-(-num_filled(valid) // size) * size)
         if not len(visited):
             return order, 0
         num_minibatches = self._loop.num_epochs * -(-len(visited) // size)
@@ -243,11 +248,6 @@ class TrainBatches(Feed):
             is_full = len(picked) == len(epoch)
             epoch[...] = picked if is_full else np.resize(picked, len(epoch))
         return order, num_minibatches
-
-    def _order_shape(self, batch: Batch) -> tuple[int, int]:
-        packed = batch[PACKED]
-        size = math.prod(packed.shape[:-1]) if self.visits_rows else len(packed)
-        return self._loop.num_epochs * -(-size // self.minibatch_size), self.minibatch_size
 
 
 def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
