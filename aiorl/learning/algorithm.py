@@ -120,7 +120,7 @@ class Round:
     """Minibatches of one call of the compiled update.
 
     Attributes:
-        columns: arrays by name.
+        columns: arrays by name; for an update of several policies, by policy id and name.
         order: int32 [K, M], rows of each minibatch; None if the arrays are stacks of minibatches
             [K, M, ...].
         num_steps: minibatches to make, at most K.
@@ -128,7 +128,7 @@ class Round:
         ids: numbers of the rows that were drawn, [K, M]; empty if none were drawn.
     """
 
-    columns: Mapping[str, Array]
+    columns: Mapping[str, Any]
     order: NDArray[np.int32] | None
     num_steps: int
     knobs: Mapping[str, float] = field(default_factory=dict)
@@ -400,7 +400,8 @@ class Networks:
     """Networks that an update trains.
 
     Attributes:
-        by_policy: policy id -> network with which the policy acts. The usual update has one policy.
+        by_policy: policy id -> network with which the policy acts. Updates of an `Algorithm` that
+            is not joint have one policy.
     """
 
     by_policy: Mapping[str, ActorCritic]
@@ -428,9 +429,13 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     Attributes:
         config_class: class of the algorithm's config.
+        is_joint: True if one update is of all policies of a run that learn by the algorithm. It has
+            their networks in `Networks.by_policy`, and its minibatches are by policy id; see
+            `aiorl.learning.joint`.
     """
 
     config_class: ClassVar[type[CommonConfig]]
+    is_joint: ClassVar[bool] = False
 
     @staticmethod
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Learner of one policy: its network, its experience and its compiled update."""
+"""Learner of a policy, or of several together: networks, experience and compiled update."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from aiorl.learning.algorithm import (
     Algorithm,
     AlgorithmState,
     Batch,
+    Feed,
     Networks,
     Update,
     UpdateResult,
     own_config,
 )
 from aiorl.learning.compiled import CompiledUpdate
+from aiorl.learning.joint import JointBatches, joint_experience_of
 from aiorl.learning.lazy import tf
 from aiorl.learning.steps import STEPS_BEFORE
 
@@ -43,14 +45,17 @@ _SEED_KEY = 0x616C676F
 
 
 class Learner:
-    """Learns one policy by what its algorithm says.
+    """Learns one policy by what its algorithm says; or several policies together, if the algorithm
+    is joint.
+
+    If there are several, fragments, batches and weights are by policy id.
 
     One thread, which runs the updates, calls `warm_up` and then the other methods. Only
     `check_fragment` and `hurry` are called in any thread.
 
     Attributes:
         config: config of the run, or of the policy if it has its own settings.
-        model: network to train.
+        networks: networks to train.
         rng: generator of the learner's random numbers.
         feed: takes the fragments.
         update_plan: what the algorithm's `update` returned: loop, knobs, adaptations and further
@@ -63,7 +68,7 @@ class Learner:
         self,
         kind: type[Algorithm[Any]],
         config: CommonConfig,
-        model: ActorCritic,
+        model: ActorCritic | Networks,
         *,
         merged_filter: ObservationFilter | None = None,
     ) -> None:
@@ -72,7 +77,8 @@ class Learner:
         Args:
             kind: algorithm.
             config: its config.
-            model: network to train, from the algorithm's `build_model`.
+            model: network to train, from the algorithm's `build_model`; the networks of all
+                policies for an algorithm that is joint.
             merged_filter: merged filter of the policy's observations, for observations that arrive
                 unfiltered; another thread may merge into it.
 
@@ -81,18 +87,25 @@ class Learner:
                 update doesn't fit its experience.
         """
         self.config = own_config(kind, config)
-        self.model = model
+        self.networks = model if isinstance(model, Networks) else Networks.of(model)
         self.rng = np.random.default_rng(
             np.random.SeedSequence(config.seed, spawn_key=(_SEED_KEY,))
         )
-        self.update_plan = kind.update(self.config, Networks.of(model))
+        self.update_plan = kind.update(self.config, self.networks)
         if not isinstance(self.update_plan, Update):
             raise ConfigError(
                 f"{kind.__name__}.update returned a {type(self.update_plan).__name__}, expected an Update.",
                 key="algo",
                 hint="Return Update(loop=..., knobs=...).",
             )
-        self.feed = kind.experience(self.config).feed(model, self.update_plan, self.rng)
+        self._is_joint = kind.is_joint
+        self.feed: Feed
+        if kind.is_joint:
+            joint_experience = joint_experience_of(kind, self.config)
+            self.feed = JointBatches(joint_experience, self.networks, self.update_plan, self.rng)
+        else:
+            experience = kind.experience(self.config)
+            self.feed = experience.feed(self.model, self.update_plan, self.rng)
         self.feed.merged_filter = merged_filter or NoFilter()
         self.compiled = CompiledUpdate(
             self.feed.fit(self.update_plan.loop),
@@ -106,11 +119,16 @@ class Learner:
         self._lr_is_over = False
         self._handles: list[tuple[str, Any, Any]] = []  # name, handle and dtype of each variable
 
-    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+    @property
+    def model(self) -> Any:  # Any: algorithms build networks of their own classes
+        """The network of the only policy."""
+        return self.networks.model
+
+    def check_fragment(self, fragment: Mapping[str, Any]) -> None:
         """See `Feed.check_fragment`. Can be called in any thread."""
         self.feed.check_fragment(fragment)
 
-    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+    def make_batch(self, fragments: Sequence[Mapping[str, Any]]) -> Batch:
         """See `Feed.make_batch`."""
         return self.feed.make_batch(fragments)
 
@@ -130,7 +148,7 @@ class Learner:
         """
         knobs = self.update_plan.knobs_at(env_steps_total)
         self._warn_of_last_lr(env_steps_total)
-        made = []
+        finished = []
         bad_column = None
         num_steps_of_skipped = 0.0
         for due in self.feed.rounds(batch, env_steps_total):
@@ -151,10 +169,10 @@ class Learner:
             if due.num_steps:
                 for adaptation in self.update_plan.adaptations:
                     adaptation.after_update(result.metrics, self.updates)
-            made.append((due, result.metrics))
+            finished.append((due, result.metrics))
         metrics = {
             "num_sgd_steps": num_steps_of_skipped,  # if no call was kept
-            **self.feed.report(made),
+            **self.feed.report(finished),
             "cur_lr": knobs["lr"],
             **{name: knobs[name] for name in self.update_plan.reported},
             "updates_skipped": float(self._skipped),
@@ -176,11 +194,15 @@ class Learner:
         """
         self.feed.hurry()
 
-    def get_weights(self) -> dict[str, Array]:
+    def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights, of any shape, by the names that the acting graph uses;
-        always finite.
+        always finite. If there are several policies, they are by policy id and name.
         """
-        return self.model.get_weights()
+        if not self._is_joint:
+            weights: dict[str, Any] = self.model.get_weights()
+            return weights
+        networks = self.networks.by_policy
+        return {policy_id: network.get_weights() for policy_id, network in networks.items()}
 
     def get_state(self) -> AlgorithmState:
         """Return copies of everything that `set_state` needs."""
@@ -198,12 +220,9 @@ class Learner:
             ConfigError: two adaptations, or one and the feed, save a value of the same name.
         """
         if not self._handles:
-            variables = {
-                f"weights/{name}": variable for name, variable in self.model.variables.items()
-            }
-            variables |= self.other_variables()
             self._handles = [
-                (name, item.handle, tf.as_dtype(item.dtype)) for name, item in variables.items()
+                (name, item.handle, tf.as_dtype(item.dtype))
+                for name, item in self._variables().items()
             ]
         read = tf.raw_ops.ReadVariableOp  # takes a fraction of the time of a variable's own method
         tensors = {
@@ -235,10 +254,8 @@ class Learner:
             CheckpointError: a tensor is missing, superfluous or has another shape, or a value is
                 missing.
         """
-        variables = self.other_variables()
-        wanted = {f"weights/{name}": _form(weight) for name, weight in self.get_weights().items()}
-        wanted |= {name: _form(variable.numpy()) for name, variable in variables.items()}
-        _check_tensors(wanted, state.tensors)
+        expected = {name: _form(item.numpy()) for name, item in self._variables().items()}
+        _check_tensors(expected, state.tensors)
         try:
             self.feed.set_state(state.values)
             for adaptation in self.update_plan.adaptations:
@@ -251,20 +268,23 @@ class Learner:
             raise CheckpointError(
                 "values", f"a counter or random state is missing or wrong: {error!r}"
             ) from error
-        self.model.set_weights(
-            {name: state.tensors[f"weights/{name}"] for name in self.model.variables}
-        )
-        for name, variable in variables.items():
+        for policy_id, network in self.networks.by_policy.items():
+            prefix = self._prefix_of_weights(policy_id)
+            network.set_weights(
+                {name: state.tensors[f"{prefix}{name}"] for name in network.variables}
+            )
+        for name, variable in self.other_variables().items():
             variable.assign(state.tensors[name])
 
     def weights_replaced(self) -> None:
-        """Adapt to weights that `set_state` took from elsewhere: copy them to the model's target
-        network.
+        """Adapt to weights that `set_state` took from elsewhere: copy them to the target networks
+        of the networks that act.
 
         Targets of other networks catch up during training.
         """
+        networks: list[Any] = list(self.networks.by_policy.values())
         for target in self.update_plan.targets.values():
-            if target.network is self.model:
+            if any(target.network is network for network in networks):
                 target.take_over()
 
     def other_variables(self) -> dict[str, Any]:
@@ -276,6 +296,18 @@ class Learner:
         for prefix, target in self.update_plan.targets.items():
             variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
         return {**variables, **self.update_plan.saved}
+
+    def _variables(self) -> dict[str, Any]:
+        """Return all variables to save, by names that never change."""
+        weights = {
+            f"{self._prefix_of_weights(policy_id)}{name}": variable
+            for policy_id, network in self.networks.by_policy.items()
+            for name, variable in network.variables.items()
+        }
+        return weights | self.other_variables()
+
+    def _prefix_of_weights(self, policy_id: str) -> str:
+        return f"weights/{policy_id}/" if self._is_joint else "weights/"
 
     @property
     def stores_experience(self) -> bool:
@@ -328,23 +360,26 @@ class Learner:
             )
 
 
-def _check_tensors(wanted: Mapping[str, str], tensors: Mapping[str, Array]) -> None:
+def _check_tensors(expected: Mapping[str, str], tensors: Mapping[str, Array]) -> None:
     """Check the names, dtypes and shapes of saved tensors.
+
+    Args:
+        expected: dtype and shape by name.
+        tensors: saved tensors by name.
 
     Raises:
         CheckpointError: they differ from those of the model.
     """
     saved = {name: _form(tensor) for name, tensor in tensors.items()}
-    if wanted == saved:
+    if expected == saved:
         return
-    differing = sorted(
-        name for name in wanted.keys() | saved.keys() if wanted.get(name) != saved.get(name)
-    )
+    names = sorted(expected.keys() | saved.keys())
+    differing = [name for name in names if expected.get(name) != saved.get(name)]
     first = differing[0]
     raise CheckpointError(
         "tensors",
         f"they don't fit this model: {first} is {saved.get(first, 'missing')} in the checkpoint"
-        f" and {wanted.get(first, 'unknown')} in the model ({len(differing)} tensors differ)",
+        f" and {expected.get(first, 'unknown')} in the model ({len(differing)} tensors differ)",
     )
 
 
