@@ -41,14 +41,17 @@ from aiorl.learning.algorithm import (
     Algorithm,
     Experience,
     LeasePlan,
+    Networks,
     Observations,
     acting_settings_of,
     experience_of,
 )
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.joint import with_steps
 from aiorl.learning.learner import Learner
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.process.imports import require_packages
+from aiorl.run.joint_policies import joint_policies
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import (
     PlannedPolicy,
@@ -113,6 +116,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
         import_tensorflow(config)
         check_leases(config, policies)
+    joint_policies(policies)  # refuses those that can't be updated together
     return LearningPlan(
         config=with_settings_said(config, policies),
         policies=policies,
@@ -330,10 +334,16 @@ def build_learning(
         else:
             fixed[policy_id] = model.get_weights()
     _check_room([(experience_of(kind, own), model) for kind, own, model in trained.values()])
+    joint = joint_policies(planned)
     learners = {
         policy_id: Learner(kind, own, model, merged_filter=filters[policy_id])
         for policy_id, (kind, own, model) in trained.items()
+        if not kind.is_joint
     }
+    for name, policy_ids in joint.items():
+        kind, own, _ = trained[policy_ids[0]]
+        networks = Networks({policy_id: trained[policy_id][2] for policy_id in policy_ids})
+        learners[name] = Learner(kind, own, networks)
     scaled = [
         policy_id
         for policy_id, part in parts.items()
@@ -341,7 +351,7 @@ def build_learning(
     ]
     filters |= {returns_of(policy_id): ReturnFilter() for policy_id in scaled}
     return Learning(
-        group=PolicyGroup(learners, fixed),
+        group=PolicyGroup(learners, fixed, joint),
         lease_plan=experience_of(algorithm_class(config.algo), config).lease_plan(),
         worker_part=WorkerPart.of(
             config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())
@@ -420,6 +430,9 @@ def _policy_part(
     own = policy.has_own_spaces
     is_network = policy.policy_class is None
     experience = experience_of(kind, policy.config)
+    sample_plan = experience.sample_plan
+    if kind.is_joint:
+        sample_plan = with_steps(sample_plan)
     sequences = is_network and bool(experience.sample_plan.of_sequences)
     settings = dict(policy.settings)
     if is_network:
@@ -432,7 +445,7 @@ def _policy_part(
         observation_space=space_to_dict(policy.observation_space) if own else None,
         action_space=space_to_dict(policy.action_space) if own else None,
         config=settings,
-        sample_plan=experience.sample_plan if policy.is_trained else SamplePlan(),
+        sample_plan=sample_plan if policy.is_trained else SamplePlan(),
         is_trained=policy.is_trained,
         layout="sequences" if sequences else "rows",
         sequence_length=policy.config.sequence_length() if sequences else 1,

@@ -504,8 +504,8 @@ class LocalSource(Source):
                 text = f"worker {_SLOT} sent a malformed fragment: {reason}"
                 self._training.tell(text, logging.ERROR)
                 raise InternalError(
-                    "the sampler is unusable: it sent a malformed fragment; the next one would do"
-                    " the same"
+                    f"the sampler is unusable: it sent a malformed fragment ({reason}); the next one"
+                    " would do the same"
                 )
             case DeltaLeftOut(_, reason):
                 text = f"worker {_SLOT} sent a filter delta that was left out: {reason}"

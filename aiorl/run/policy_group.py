@@ -1,6 +1,8 @@
-"""All policies of a run that have a network: trained ones, each with its learner, and fixed ones.
+"""All policies of a run that have a network: trained ones with their learners, and fixed ones.
 
-For the `Updater`, a group looks like one learner with train batches by policy id.
+For the `Updater`, a group looks like one learner. Train batches, metrics and states are by the name
+of a learner: the id of its policy; or, for a joint learner of several policies, such as "left" and
+"right", the name that `aiorl.run.joint_policies` gives it, "left+right".
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,24 +30,37 @@ PolicyColumns = Mapping[str, Mapping[str, Array]]
 
 
 class PolicyGroup:
-    """Updates several policies, one after the other, in the order of their ids.
+    """Updates several policies, one learner after the other, in the order of their names.
 
     Attributes:
-        learners: policy id -> learner, for trained policies.
+        learners: name -> learner, for trained policies.
+        joint: name of a joint learner -> ids of its policies.
         fixed: policy id -> weights, for fixed policies.
+        trained_ids: ids of the policies that learn.
+        policy_ids: ids of all policies.
     """
 
     def __init__(
         self,
         learners: Mapping[str, Learner],
         fixed: Mapping[str, Mapping[str, Array]] | None = None,
+        joint: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Take ownership of learners and weights; no other code must use them afterwards."""
-        self.learners = {policy_id: learners[policy_id] for policy_id in sorted(learners)}
+        self.learners = {name: learners[name] for name in sorted(learners)}
+        self.joint = dict(joint or {})
         self.fixed = {
             policy_id: dict(weights) for policy_id, weights in sorted((fixed or {}).items())
         }
+        self.trained_ids = {
+            policy_id for name in self.learners for policy_id in self.policies_of(name)
+        }
+        self.policy_ids = {*self.trained_ids, *self.fixed}
         self._is_single = set(self.learners) == {DEFAULT_POLICY_ID} and not self.fixed
+
+    def policies_of(self, learner_name: str) -> Sequence[str]:
+        """Return the ids of the policies of a learner."""
+        return self.joint.get(learner_name, (learner_name,))
 
     def check_fragment(self, batches: PolicyColumns) -> None:
         """Check, before a fragment is queued, that `make_batch` can use it. Can be called in any
@@ -54,60 +69,63 @@ class PolicyGroup:
         Raises:
             BatchError: `make_batch` cannot use it; the error names the policy or column at fault.
         """
-        for policy_id, columns in batches.items():
-            learner = self.learners.get(policy_id)
-            if learner is None:
-                raise BatchError(
-                    "batches",
-                    f"policies that learn, {', '.join(self.learners)}",
-                    f"{policy_id!r:.100}",
-                )
-            learner.check_fragment(columns)
+        for policy_id in batches.keys() - self.trained_ids:
+            raise BatchError(
+                "batches",
+                f"policies that learn, {_list(self.trained_ids)}",
+                f"{policy_id!r:.100}",
+            )
+        for name, part in self._parts(batches):
+            self.learners[name].check_fragment(part)
 
     def make_batch(self, fragments: Sequence[PolicyColumns]) -> dict[str, Batch]:
-        """Make a train batch for each policy with rows in these fragments, in the order given.
+        """Make a train batch for each learner with rows in these fragments, in the order given.
 
         Returns:
-            Policy id -> train batch; see `Learner.make_batch`.
+            Name of the learner -> train batch; see `Learner.make_batch`.
 
         Raises:
             BatchError: a column is missing or does not fit.
         """
-        batches = {}
-        for policy_id, learner in self.learners.items():
-            own = [fragment[policy_id] for fragment in fragments if policy_id in fragment]
-            if own:
-                batches[policy_id] = learner.make_batch(own)
-        return batches
+        parts: dict[str, list[Mapping[str, Any]]] = {name: [] for name in self.learners}
+        for fragment in fragments:
+            for name, part in self._parts(fragment):
+                parts[name].append(part)
+        return {
+            name: learner.make_batch(parts[name])
+            for name, learner in self.learners.items()
+            if parts[name]
+        }
 
     def update(self, batches: Mapping[str, Batch], env_steps_total: int) -> UpdateResult:
-        """Learn from the train batches; policies without a batch stay as they are.
+        """Learn from the train batches; learners without a batch stay as they are.
 
         Args:
             batches: result of `make_batch`.
             env_steps_total: env steps trained on before; schedules depend on it.
 
         Returns:
-            Metrics by name, or by ``policy id/name`` if there are policies other than the default
-            one. The result counts as skipped if the update of any policy was skipped.
+            Metrics by name, or by ``name of the learner/name`` if there are policies other than the
+            default one. The result counts as skipped if the update of any learner was skipped.
 
         Raises:
-            TrainingDiverged: too many updates of a policy were skipped in a row.
+            TrainingDiverged: too many updates of a learner were skipped in a row.
         """
         metrics: dict[str, float] = {}
         skipped = False
         bad_column = ""
-        for policy_id, batch in batches.items():
-            prefix = "" if self._is_single else f"{policy_id}/"
+        for learner_name, batch in batches.items():
+            prefix = "" if self._is_single else f"{learner_name}/"
             try:
-                result = self.learners[policy_id].update(batch, env_steps_total)
+                result = self.learners[learner_name].update(batch, env_steps_total)
             except TrainingDiverged as error:
                 if self._is_single:
                     raise
-                raise TrainingDiverged(f"policy {policy_id!r}: {error}") from error
+                raise TrainingDiverged(f"policy {learner_name!r}: {error}") from error
             metrics |= {f"{prefix}{name}": value for name, value in result.metrics.items()}
             skipped |= result.skipped
-            bad_column = bad_column or (result.bad_column and f"{prefix}{result.bad_column}")
+            if result.bad_column and not bad_column:
+                bad_column = f"{prefix}{result.bad_column}"
         return UpdateResult(metrics, skipped, bad_column)
 
     def hurry(self) -> None:
@@ -124,19 +142,25 @@ class PolicyGroup:
         """Return policy id -> weights by the names in its acting graph; copies for trained
         policies.
         """
-        learned = {policy_id: learner.get_weights() for policy_id, learner in self.learners.items()}
+        learned: dict[str, dict[str, Array]] = {}
+        for name, learner in self.learners.items():
+            weights = learner.get_weights()
+            if name in self.joint:
+                learned |= weights
+            else:
+                learned[name] = weights
         return {**learned, **self.fixed}
 
     def get_state(self) -> AlgorithmState:
-        """Return copies of everything that `set_state` needs: tensors by ``policy id/name``, values
-        by policy id.
+        """Return copies of everything that `set_state` needs: tensors by ``policy id/name`` or
+        ``name of the learner/name``, values by name of the learner.
         """
         return self.hold_state()()
 
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Learner.hold_state`."""
-        held = {policy_id: learner.hold_state() for policy_id, learner in self.learners.items()}
-        return lambda: self._merged({policy_id: state() for policy_id, state in held.items()})
+        states = {name: learner.hold_state() for name, learner in self.learners.items()}
+        return lambda: self._merged({name: state() for name, state in states.items()})
 
     def weights_replaced(self) -> None:
         """See `Learner.weights_replaced`."""
@@ -152,26 +176,51 @@ class PolicyGroup:
         """Return policy id -> stored experience, for policies that store any; see
         `Learner.hold_experience`.
         """
-        held = {
-            policy_id: learner.hold_experience() for policy_id, learner in self.learners.items()
-        }
-        return {
-            policy_id: experience
-            for policy_id, experience in held.items()
-            if experience is not None
-        }
+        stored = {}
+        for policy_id, learner in self.learners.items():
+            experience = learner.hold_experience()
+            if experience is not None:
+                stored[policy_id] = experience
+        return stored
+
+    def _parts(self, fragment: PolicyColumns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the names of the learners with rows in a fragment, and the part of each: columns by
+        name, or for a joint learner by policy id and name.
+        """
+        for name in self.learners:
+            if name in self.joint:
+                part = {
+                    policy_id: fragment[policy_id]
+                    for policy_id in self.joint[name]
+                    if policy_id in fragment
+                }
+                if part:
+                    yield name, part
+            elif name in fragment:
+                yield name, fragment[name]
 
     def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
         tensors: dict[str, Array] = {}
         values: dict[str, Any] = {}
-        for policy_id, state in states.items():
-            tensors |= {f"{policy_id}/{name}": tensor for name, tensor in state.tensors.items()}
-            values[policy_id] = state.values
+        for learner_name, state in states.items():
+            values[learner_name] = state.values
+            for name, tensor in state.tensors.items():
+                tensors[self._saved_name(learner_name, name)] = tensor
         for policy_id, weights in self.fixed.items():
             tensors |= {
                 f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()
             }
         return AlgorithmState(tensors, values)
+
+    def _saved_name(self, learner_name: str, name: str) -> str:
+        """Return the name under which a tensor of a learner is saved.
+
+        Weights are saved under the id of their policy, where everything that acts looks for them.
+        """
+        if learner_name in self.joint and name.startswith("weights/"):
+            _, policy_id, weight = name.split("/", 2)
+            return f"{policy_id}/weights/{weight}"
+        return f"{learner_name}/{name}"
 
     def set_state(self, state: AlgorithmState) -> None:
         """Continue from `state`.
@@ -179,36 +228,46 @@ class PolicyGroup:
         Raises:
             CheckpointError: the state belongs to other policies, or does not fit one of them.
         """
-        there = {name.partition("/")[0] for name in state.tensors}
-        here = {*self.learners, *self.fixed}
-        if there != here or state.values.keys() != self.learners.keys():
+        saved_owners = {name.partition("/")[0] for name in state.tensors}
+        owners = {*self.policy_ids, *self.learners}
+        if saved_owners != owners or state.values.keys() != self.learners.keys():
             raise CheckpointError(
                 "tensors",
-                f"they belong to the policies {_list(there)}, of which {_list(state.values)} learn;"
-                f" this run has {_list(here)}, of which {_list(self.learners)} learn",
+                f"they belong to the policies {_list(saved_owners)}, of which"
+                f" {_list(state.values)} learn; this run has {_list(owners)}, of which"
+                f" {_list(self.learners)} learn",
             )
-        tensors: dict[str, dict[str, Array]] = {policy_id: {} for policy_id in here}
+        tensors: dict[str, dict[str, Array]] = {owner: {} for owner in owners}
         for name, tensor in state.tensors.items():
-            policy_id, _, inner = name.partition("/")
-            tensors[policy_id][inner] = tensor
+            owner, _, inner_name = name.partition("/")
+            tensors[owner][inner_name] = tensor
         fixed: dict[str, dict[str, Array]] = {}
         for policy_id, weights in self.fixed.items():
-            given = {
-                name.removeprefix("weights/"): tensor for name, tensor in tensors[policy_id].items()
-            }
-            if {name: (tensor.shape, tensor.dtype) for name, tensor in given.items()} != {
-                name: (weight.shape, weight.dtype) for name, weight in weights.items()
-            }:
+            saved_weights = _weights_in(tensors[policy_id])
+            if _forms(saved_weights) != _forms(weights):
                 raise CheckpointError(
                     "tensors", f"the weights of policy {policy_id!r} don't fit its model"
                 )
-            fixed[policy_id] = given
-        for policy_id, learner in self.learners.items():
-            learner.set_state(AlgorithmState(tensors[policy_id], state.values[policy_id]))
+            fixed[policy_id] = saved_weights
+        for learner_name, learner in self.learners.items():
+            of_learner = tensors[learner_name]
+            for policy_id in self.joint.get(learner_name, ()):
+                for name, tensor in _weights_in(tensors[policy_id]).items():
+                    of_learner[f"weights/{policy_id}/{name}"] = tensor
+            learner.set_state(AlgorithmState(of_learner, state.values[learner_name]))
         self.fixed.update(fixed)
 
 
-def _list(names: Any) -> str:
+def _weights_in(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights among a policy's saved tensors, by the names in its acting graph."""
+    return {name.removeprefix("weights/"): tensor for name, tensor in tensors.items()}
+
+
+def _forms(weights: Mapping[str, Array]) -> dict[str, tuple[Any, ...]]:
+    return {name: (weight.shape, weight.dtype) for name, weight in weights.items()}
+
+
+def _list(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
@@ -283,9 +342,9 @@ class Updater:
     def update(self, batch: AssembledBatch, wait_s: float = 0.0) -> UpdateDone:
         """Make an update with a train batch, for which the caller waited ``wait_s`` seconds."""
         started = time.perf_counter()
-        laid_out = self.group.make_batch(batch.batches)
-        made = time.perf_counter()
-        result = self.group.update(laid_out, self._env_steps_total)
+        train_batches = self.group.make_batch(batch.batches)
+        batch_made = time.perf_counter()
+        result = self.group.update(train_batches, self._env_steps_total)
         updated = time.perf_counter()
         self._env_steps_total += batch.env_steps
         weights = self.group.get_weights() if self._publishes(updated) else None
@@ -295,7 +354,14 @@ class Updater:
             self.wants_experience.clear()
             experience = self.group.hold_experience()
         return UpdateDone(
-            batch, result, weights, wait_s, made - started, updated - made, state, experience
+            batch=batch,
+            result=result,
+            weights=weights,
+            wait_s=wait_s,
+            make_batch_s=batch_made - started,
+            update_s=updated - batch_made,
+            state=state,
+            experience=experience,
         )
 
     def publish_next(self) -> None:

@@ -111,7 +111,7 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
     _check_units(checkpoint, learning)
     state = learning.group.get_state()
     tensors = dict(state.tensors)
-    shared = _shared_policies(checkpoint, {*learning.group.learners, *learning.group.fixed})
+    shared = _shared_policies(checkpoint, learning.group.policy_ids)
     for name in tensors:
         if "/weights/" in name and name.partition("/")[0] in shared:
             if f"algorithm/{name}" not in checkpoint.tensors:
@@ -121,8 +121,9 @@ def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:
                     " this run",
                 )
             tensors[name] = checkpoint.tensors[f"algorithm/{name}"]
-    for policy_id in learning.group.learners.keys() & shared:
-        tensors |= _critics_of(policy_id, checkpoint, state.tensors)
+    for name in learning.group.learners:
+        if shared.issuperset(learning.group.policies_of(name)):
+            tensors |= _critics_of(name, checkpoint, state.tensors)
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
     filters = {
         name: statistic
@@ -236,12 +237,12 @@ def _settings_of_network(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _critics_of(
-    policy_id: str, checkpoint: Checkpoint, tensors: Mapping[str, NDArray[Any]]
+    learner_name: str, checkpoint: Checkpoint, tensors: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return a policy's critics and their targets from a checkpoint; empty unless all of them fit
+    """Return a learner's critics and their targets from a checkpoint; empty unless all of them fit
     the run's ``tensors``.
     """
-    prefixes = f"{policy_id}/critics/", f"{policy_id}/target/critics/"
+    prefixes = f"{learner_name}/critics/", f"{learner_name}/target/critics/"
     critics: dict[str, NDArray[Any]] = {}
     for name, tensor in tensors.items():
         if not name.startswith(prefixes):
@@ -250,7 +251,7 @@ def _critics_of(
         if stored is None or (stored.shape, stored.dtype) != (tensor.shape, tensor.dtype):
             _log.warning(
                 "policy %r begins with new critics: %s contains none that fit",
-                policy_id,
+                learner_name,
                 checkpoint.path,
             )
             return {}

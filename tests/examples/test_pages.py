@@ -141,3 +141,21 @@ def test_a_users_own_algorithm_is_trained_resumed_and_evaluated_by_commands(save
     assert "\nbeta: 0.7\n" in (saved / "run" / "config.yaml").read_text()
     (saved / "awr.py").unlink()  # acting does not need it
     assert " ± " in run_python(saved, "-m", "aiorl.evaluate", "run", "--episodes=2")
+
+
+@pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
+def test_policies_learn_together_as_the_page_shows(saved: Path) -> None:
+    (saved / "poles.py").write_text(files_of("multi_agent.md")["poles.py"])
+    run(
+        saved,
+        "--algo=awr:Central",
+        "--env=poles:CartPoles",
+        "--env-config={agents: 2}",
+        "--multiagent.policies={even: null, odd: null}",
+        "--multiagent.policy-mapping-fn=poles:policy_for",
+        "--num-workers=1",
+        "--stop-timesteps=4096",
+        "--run-dir=run",
+    )
+    *_, last = (saved / "run" / "result.jsonl").read_text().splitlines()
+    assert {"even+odd/loss", "even+odd/even/loss"} <= json.loads(last)["learner"].keys()

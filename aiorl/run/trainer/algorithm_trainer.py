@@ -402,7 +402,7 @@ class AlgorithmTrainer(Trainer):
             )
         training = self._settled()
         group = training.learning.group
-        _refuse_unknown(weights, {*group.learners, *group.fixed})
+        _refuse_unknown(weights, group.policy_ids)
         state = group.get_state()
         tensors = dict(state.tensors)
         for policy_id, arrays in weights.items():
