@@ -40,6 +40,7 @@ from aiorl.config.layers import (
     load_config,
     render_effective,
 )
+from aiorl.config.parts import RunParts
 from aiorl.config.presets import render_presets
 from aiorl.config.rllib_file import CALLED, key_hint
 from aiorl.config.schema import CommonConfig
@@ -425,7 +426,7 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
     """
     from aiorl.learning.tf_runtime import begin_loading, prepare_environment
 
-    prepare_environment(config)  # a user's module may load TensorFlow
+    prepare_environment(RunParts.of(config).runtime)  # a user's module may load TensorFlow
     begin_loading()
     from aiorl.run.build import plan_learning
 
@@ -448,7 +449,7 @@ def _train(config: CommonConfig, directory: RunDirectory, plan: LearningPlan | N
 
     loop = LoopThread("aiorl-run")
     is_back = threading.Event()
-    run = Run(config, directory, plan=plan, here=loop)
+    run = Run(config, directory, plan=plan, caller=loop)
 
     def make_way() -> None:
         # raised on the loop itself, where nothing is drawn meanwhile

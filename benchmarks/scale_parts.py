@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data import columns as c
@@ -107,9 +108,17 @@ class NoTraining:
     def __init__(self, config: CommonConfig) -> None:
         """Begin a run with this configuration."""
         self.config = config
+        self.parts = RunParts.of(config)
         self.counters = Counters()
         self.results = Results(100, time.monotonic())
-        self.core = LearnerCore.of(config, "run", self.counters, self.results, Ledger())
+        self.core = LearnerCore.of(
+            "run",
+            self.parts.transport.limits,
+            self.parts.sample,
+            counters=self.counters,
+            results=self.results,
+            ledger=Ledger(),
+        )
         self.directory = SimpleNamespace(
             run_id="run", last_port=0, worker_log=lambda slot: Path(os.devnull)
         )

@@ -99,7 +99,10 @@ class MeasuredLearner:
         )
         self._training = NoTraining(config)
         training: Any = self._training
-        self._source = RemoteSource(training, training.core)
+        parts = self._training.parts
+        self._source = RemoteSource(
+            training, training.core, transport=parts.transport, sample=parts.sample
+        )
         self._learning = idle_learning(config)
         self._processes: list[asyncio.subprocess.Process] = []
         self._me = psutil.Process()

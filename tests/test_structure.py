@@ -164,6 +164,33 @@ def test_an_algorithm_uses_few_files_of_learning(
     assert len(behind) <= most, sorted(behind)
 
 
+SEE_THE_WHOLE_CONFIG = (
+    "__init__.py",
+    "acting/acting_state.py",
+    "acting/run_dir.py",
+    "config/",
+    "learner.py",
+    "learning/algorithm.py",
+    "learning/algorithms/",
+    "learning/compiled.py",
+    "learning/experience.py",
+    "learning/learner.py",
+    "learning/rows.py",
+    "run/build.py",
+    "run/policy_plan.py",
+    "run/run.py",
+    "run/trainer/",
+)
+"""Files, and folders of files, that import `CommonConfig`: they declare keys, write or read files of
+them, put a run together, or serve algorithms, which may be users'."""
+
+
+def test_parts_of_a_run_do_not_see_the_whole_config() -> None:
+    importing = re.compile(r"from aiorl\.config\.schema import .*\bCommonConfig\b")
+    importers = {path for path, text in TEXTS.items() if importing.search(text)}
+    assert {path for path in importers if not path.startswith(SEE_THE_WHOLE_CONFIG)} == set()
+
+
 TO_KNOW = {
     "ppo": ("algorithms/surrogate.py", "losses/policy_gradient.py", "steps.py"),
     "dqn": ("losses/q_learning.py", "steps.py"),

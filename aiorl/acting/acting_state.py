@@ -89,7 +89,7 @@ class ActingState:
     @classmethod
     def of(
         cls,
-        config: CommonConfig,
+        config: Mapping[str, Any],
         part: WorkerPart,
         graphs: Mapping[str, PolicyGraph],
         spaces: Mapping[str, Mapping[str, Any]],
@@ -97,9 +97,7 @@ class ActingState:
         """Make the state without secrets, and without settings that belong to a run rather than to
         its policies.
         """
-        settings = without_secrets(
-            config.model_copy(update={"resume": None, "run_dir": None}).to_dict()
-        )
+        settings = without_secrets({**config, "resume": None, "run_dir": None})
         environs = "extra_python_environs_for_worker"
         changes = {
             "log_dir": None,

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import RuntimePart
 from aiorl.errors import ConfigError
 from aiorl.learning.compilation_cache import CompilationCache
 from aiorl.process.imports import check_address_space, load_tensorflow, prepare_import
@@ -29,13 +29,13 @@ _CACHE_FLAG = "--tf_xla_persistent_cache_directory"
 _cache: CompilationCache | None = None  # one per process: TensorFlow reads its variables only once
 
 
-def prepare_environment(config: CommonConfig) -> None:
+def prepare_environment(runtime: RuntimePart) -> None:
     """Set the environment variables that TensorFlow reads; imports nothing."""
     prepare_import()
-    if config.num_gpus == 0:
+    if runtime.num_gpus == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if config.compilation_cache != "off" and config.xla != "off":
-        _keep_compilations(config)
+    if runtime.compilation_cache != "off":
+        _keep_compilations(runtime)
 
 
 def compilation_cache() -> CompilationCache | None:
@@ -45,13 +45,13 @@ def compilation_cache() -> CompilationCache | None:
     return _cache
 
 
-def _keep_compilations(config: CommonConfig) -> None:
+def _keep_compilations(runtime: RuntimePart) -> None:
     """Let TensorFlow keep compiled code on disk unless the user already does; log why if that is
     impossible.
     """
     global _cache
     flags = os.environ.get("TF_XLA_FLAGS", "").strip()
-    setting = config.compilation_cache
+    setting = runtime.compilation_cache
     if _CACHE_FLAG in flags or (
         flags and not flags.startswith("-")
     ):  # otherwise it is the name of a file
@@ -63,7 +63,7 @@ def _keep_compilations(config: CommonConfig) -> None:
             raise OSError("there is no home directory")
         if not root.isprintable() or set(root) & set(" '\"\\"):
             raise OSError("its name has blanks or quotes, which TF_XLA_FLAGS can't contain")
-        _cache = CompilationCache.open(Path(root), num_threads(config))
+        _cache = CompilationCache.open(Path(root), num_threads(runtime))
     except OSError as error:
         level = logging.INFO if setting == "auto" else logging.WARNING
         logger.log(level, "XLA's compiled code is not kept in %s for later runs: %s", root, error)
@@ -73,13 +73,15 @@ def _keep_compilations(config: CommonConfig) -> None:
     )
 
 
-def num_threads(config: CommonConfig) -> int:
+def num_threads(runtime: RuntimePart) -> int:
     """Return the number of threads for TensorFlow's kernels: as configured, but not more than the
     available cores.
     """
     cores = usable_cores()
-    wanted = config.threads or int(config.session_args().get("intra_op_parallelism_threads", cores))
-    return max(1, min(wanted, cores))
+    threads = runtime.threads or int(
+        runtime.session_args.get("intra_op_parallelism_threads", cores)
+    )
+    return max(1, min(threads, cores))
 
 
 def begin_loading() -> None:
@@ -111,39 +113,39 @@ def begin_loading() -> None:
     threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
 
 
-def import_tensorflow(config: CommonConfig) -> None:
+def import_tensorflow(runtime: RuntimePart) -> None:
     """Import TensorFlow as fast as possible; leaves none of its own threads running."""
-    prepare_environment(config)
+    prepare_environment(runtime)
     with _without_greetings:
         load_tensorflow()
 
 
-def configure_tensorflow(config: CommonConfig) -> None:
-    """Import TensorFlow with the threads and devices of the config; takes a few seconds.
+def configure_tensorflow(runtime: RuntimePart) -> None:
+    """Import TensorFlow with the threads and devices of the settings; takes a few seconds.
 
     In a process that has used TensorFlow before, threads stay unchanged.
 
     Raises:
         ConfigError: GPUs were requested and TensorFlow sees none.
     """
-    import_tensorflow(config)
+    import_tensorflow(runtime)
     import tensorflow as tf
 
     # One inter-op thread can hang on nested functions (tensorflow#38969)
-    options = config.session_args()
+    options = runtime.session_args
     inter = int(options.get("inter_op_parallelism_threads", 2))
-    _check_gpus(tf, config.num_gpus)
+    _check_gpus(tf, runtime.num_gpus)
     tf.config.set_soft_device_placement(bool(options.get("allow_soft_placement", True)))
     tf.debugging.set_log_device_placement(bool(options.get("log_device_placement", False)))
     try:
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads(config))
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads(runtime))
         tf.config.threading.set_inter_op_parallelism_threads(
-            max(2, min(inter, num_threads(config)))
+            max(2, min(inter, num_threads(runtime)))
         )
         _split_cpu(tf, int(options.get("device_count", {}).get("CPU", 1)))
         _use_gpus(
             tf,
-            config.num_gpus,
+            runtime.num_gpus,
             may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)),
         )
     except RuntimeError:

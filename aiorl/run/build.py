@@ -26,6 +26,7 @@ from aiorl.acting.policy_map import policy_seed
 from aiorl.config import FORMER_DEFAULTS
 from aiorl.config.code import named_failures
 from aiorl.config.layers import DEFAULT
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.fragment import PolicyGraph, SamplePlan
@@ -107,14 +108,14 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         try:
             begins_with = find_checkpoint(config.init_from)
         except CheckpointError as error:
-            raise unusable_init_from(config, error) from error
+            raise unusable_init_from(config.init_from, error) from error
         config = _with_former_keys_of(begins_with, config)
     check_loggers(config.loggers)
     facts = look_at_env(config)
     config = with_policies_named(_for_env(config, facts), facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
-        import_tensorflow(config)
+        import_tensorflow(RunParts.of(config).runtime)
         check_leases(config, policies)
     joint_policies(policies)  # refuses those that can't be updated together
     return LearningPlan(
@@ -170,12 +171,12 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
     maker = EnvMaker(plan)
     if config.vectorize == "native":
         if config.remote_worker_envs:
-            said = (
-                "vectorize is 'native', but remote_worker_envs gives each environment its own"
-                " process."
-            )
             raise ConfigError(
-                said, key="vectorize", value="native", hint="Leave out one of the two."
+                "vectorize is 'native', but remote_worker_envs gives each environment its own"
+                " process.",
+                key="vectorize",
+                value="native",
+                hint="Leave out one of the two.",
             )
         maker.check_native()
     env = maker.make_first()
@@ -202,17 +203,21 @@ def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
         key = "num_envs_per_worker"
         number = config.num_envs_per_worker
         if number != 1 and key in config.model_fields_set:
-            said = (
+            raise ConfigError(
                 f"{key} is {number}, but an external environment drives itself: each worker has"
-                " exactly one."
+                " exactly one.",
+                key=key,
+                value=number,
+                hint=f"Set {key}: 1.",
             )
-            raise ConfigError(said, key=key, value=number, hint=f"Set {key}: 1.")
         if config.horizon:
-            said = (
+            raise ConfigError(
                 f"horizon is {config.horizon}, but clients decide when the episodes of an external"
-                " environment end."
+                " environment end.",
+                key="horizon",
+                value=config.horizon,
+                hint="Leave horizon out.",
             )
-            raise ConfigError(said, key="horizon", value=config.horizon, hint="Leave horizon out.")
     elif kind.is_single:
         checked_horizon(config.horizon, episode_limit(env))
 
@@ -228,9 +233,9 @@ def _close(env: Any, env_id: str) -> None:
         logger.warning("environment %r raised an error when it was closed: %r", env_id, error)
 
 
-def unusable_init_from(config: CommonConfig, error: CheckpointError) -> ConfigError:
+def unusable_init_from(path: str | None, error: CheckpointError) -> ConfigError:
     """Return the error for an ``init_from`` checkpoint that cannot be used."""
-    return ConfigError(f"init_from can't be used: {error}", key="init_from", value=config.init_from)
+    return ConfigError(f"init_from can't be used: {error}", key="init_from", value=path)
 
 
 def _for_env(config: CommonConfig, facts: EnvFacts) -> CommonConfig:
@@ -308,7 +313,7 @@ def build_learning(
     callbacks: DefaultCallbacks | None = None
     if plan.callbacks is not None:
         callbacks = named_failures(plan.callbacks, f"callbacks {config.callbacks!r}", "callbacks")()
-    configure_tensorflow(config)
+    configure_tensorflow(RunParts.of(config).runtime)
     parts: dict[str, PolicyPart] = {}
     trained: dict[str, tuple[type[Algorithm[Any]], CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}
@@ -327,7 +332,7 @@ def build_learning(
             continue
         seed = None if config.seed is None else policy_seed(config.seed, position)
         model, graphs[policy_id] = _build_network(
-            kind, policy, own_filter, seed, part.config.get("exploration")
+            kind, policy, own_filter, seed, exploration=part.config.get("exploration")
         )
         if policy.is_trained:
             trained[policy_id] = kind, policy.config.model_copy(update={"seed": seed}), model
@@ -350,12 +355,13 @@ def build_learning(
         if part.sample_plan.return_discount is not None
     ]
     filters |= {returns_of(policy_id): ReturnFilter() for policy_id in scaled}
+    log_dir = None if run_dir is None else str(run_dir.resolve())
+    worker_part = WorkerPart.of(config, policies=parts, log_dir=log_dir)
     return Learning(
         group=PolicyGroup(learners, fixed, joint),
         lease_plan=experience_of(algorithm_class(config.algo), config).lease_plan(),
-        worker_part=WorkerPart.of(
-            config, policies=parts, log_dir=None if run_dir is None else str(run_dir.resolve())
-        ),
+        # with the objects of the user's program themselves, which a run in one process can have
+        worker_part=worker_part.model_copy(update={"env_config": config.env_config}),
         graphs=graphs,
         filters=filters,
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from aiorl.acting.filters import ObservationFilter
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import SamplePart
+from aiorl.config.worker import TransportConfig
 from aiorl.data.fragment import PolicyGraph
 from aiorl.errors import BatchError
 from aiorl.learning.algorithm import LeasePlan
@@ -152,15 +153,21 @@ class LearnerCore:
 
     @classmethod
     def of(
-        cls, config: CommonConfig, run_id: str, counters: Counters, results: Results, ledger: Ledger
+        cls,
+        run_id: str,
+        transport: TransportConfig,
+        sample: SamplePart,
+        *,
+        counters: Counters,
+        results: Results,
+        ledger: Ledger,
     ) -> LearnerCore:
-        """Return the core of a learner with a configuration, and with totals to continue."""
-        transport = config.transport
+        """Return the core of a learner with these settings, and with totals to continue."""
         settings = LearnerSettings(
             transport=transport,
             max_workers=max_workers_of(limits_of(transport)),
-            num_workers=config.num_workers,
-            data_ends=config.input_epochs is not None,
+            num_workers=sample.num_workers,
+            data_ends=sample.data_ends,
         )
         session = LearnerSession(run_id, secrets.token_hex(8), settings, ledger)
         return cls(session, counters, results)
@@ -212,7 +219,7 @@ class LearnerCore:
         has_unsent: bool = False,
     ) -> None:
         """Process a message from a peer; see `LearnerSession.receive`."""
-        self.session.receive(peer, message, now, key, host, has_unsent=has_unsent)
+        self.session.receive(peer, message, now, key=key, host=host, has_unsent=has_unsent)
 
     def tick(self, now: float) -> None:
         """Let time pass; see `LearnerSession.tick`.
@@ -317,22 +324,22 @@ class LearnerCore:
     # Account for an update that has ended, publish, and lease what follows
     # ----------------------------------------------------------------------------------------------
 
-    def update_ended(self, done: UpdateDone, now: float) -> None:
+    def update_ended(self, update: UpdateDone, now: float) -> None:
         """Account for an update that has ended, publish its weights if due and lease the next
         fragments.
         """
         self._num_begun -= 1
-        self._account(done)
-        self._grants.updated(done.wait_s, now)
-        if done.weights is not None:
-            self._publish(done.weights, now)
+        self._account(update)
+        self._grants.updated(update.wait_s, now)
+        if update.weights is not None:
+            self._publish(update.weights, now)
         if self._is_paused or self.is_enough():
             self.stand_still()
         if self.is_granting:
             self._grants.begin_batch(self.publisher.version, self._num_begun)
 
-    def _account(self, done: UpdateDone) -> None:
-        batch = done.batch
+    def _account(self, update: UpdateDone) -> None:
+        batch = update.batch
         counters = self.counters
         for fragment in batch.fragments:
             message = fragment.message
@@ -340,14 +347,14 @@ class LearnerCore:
         self.session.ledger.train(batch.env_steps)
         counters.env_steps_trained += batch.env_steps
         counters.updates += 1
-        if done.result.skipped:
+        if update.result.skipped:
             counters.updates_skipped += 1
-            self._effects.append(Report(UpdateSkipped(done.result.bad_column)))
+            self._effects.append(Report(UpdateSkipped(update.result.bad_column)))
         self.metrics = {
-            **done.result.metrics,
-            "update_s": done.update_s,
-            "make_batch_s": done.make_batch_s,
-            "wait_for_batch_s": done.wait_s,
+            **update.result.metrics,
+            "update_s": update.update_s,
+            "make_batch_s": update.make_batch_s,
+            "wait_for_batch_s": update.wait_s,
         }
 
     def _publish(self, weights: PolicyArrays, now: float) -> None:
@@ -528,9 +535,9 @@ class OnPolicyGrants:
 
     def arrived(self) -> None:
         """See `Grants`; whole episodes may be shorter than expected."""
-        more = self._assembler.more_wanted()
-        if more:
-            self._session.deal_again(more)
+        num_missing = self._assembler.more_wanted()
+        if num_missing:
+            self._session.deal_again(num_missing)
 
     def refused(self) -> None:
         """See `Grants`."""

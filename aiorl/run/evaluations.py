@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from aiorl.config.files import parse_json, read_regular
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import EvaluationPart
 from aiorl.errors import AiorlError, CheckpointError, EvaluationError
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.machine import usable_cores
@@ -44,16 +44,6 @@ _MEASURED_WITH = "measured_with"
 _MAX_BYTES = 1 << 26
 _MAX_REASON = 500
 _FINISH_S = 120.0
-_MEASURE = (
-    "env",
-    "env_config",
-    "wrappers",
-    "horizon",
-    "clip_actions",
-    "preprocessor_pref",
-    "evaluation_config",
-)
-"""Keys that decide what a score measures: scores are compared only if all of them are equal."""
 _KINDS: dict[str, Callable[[list[float]], float]] = {
     "mean": statistics.fmean,
     "min": min,
@@ -77,7 +67,7 @@ class Evaluations(Observer):
 
     def __init__(
         self,
-        config: CommonConfig,
+        settings: EvaluationPart,
         run_dir: Path,
         tell: Callable[[str, int], None],
         *,
@@ -86,23 +76,23 @@ class Evaluations(Observer):
         """Prepare without evaluating yet.
 
         Args:
-            config: the effective configuration.
+            settings: when and how evaluations take place.
             run_dir: the run's directory.
             tell: called with (text, logging level) of news for the user.
-            can_play_here: True if training's source can play evaluations itself; the config can
+            can_play_here: True if training's source can play evaluations itself; the settings can
                 still require processes.
         """
-        num_workers = config.evaluation_num_workers
-        if num_workers is None:
-            num_workers = int(not can_play_here and config.num_workers + 1 < usable_cores())
-        self.is_beside = num_workers > 0
+        num_processes = settings.num_processes
+        if num_processes is None:
+            num_processes = int(not can_play_here and settings.num_workers + 1 < usable_cores())
+        self.is_beside = num_processes > 0
         self.mean_return = math.nan
         self.holds_up = ""
-        self._config = config
+        self._settings = settings
         self._directory = run_dir / _DIRECTORY
         self._best = run_dir / BEST
         self._tell = tell
-        self._children = [_Child() for _ in range(max(1, num_workers))]
+        self._children = [_Child() for _ in range(max(1, num_processes))]
         self._tasks = Tasks(lambda error: None)
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
@@ -144,7 +134,7 @@ class Evaluations(Observer):
         """Return True if the newest evaluation, which no result has yet, met
         `stop_evaluation_return`.
         """
-        goal = self._config.stop_evaluation_return
+        goal = self._settings.stop_return
         return (
             goal is not None
             and self._finished is not None
@@ -155,7 +145,7 @@ class Evaluations(Observer):
         """Return True if the iteration with this number has an evaluation; 0 is the beginning of a
         run.
         """
-        interval = self._config.evaluation_interval
+        interval = self._settings.interval
         return bool(interval and iteration % interval == 0)
 
     async def _evaluate(self, training: TrainingView, iteration: int) -> None:
@@ -209,7 +199,7 @@ class Evaluations(Observer):
             last: number of the iteration to evaluate, unless it was; None only waits for an
                 evaluation that is running.
         """
-        if not self._config.evaluation_interval or hurry.is_set():
+        if not self._settings.interval or hurry.is_set():
             return
         ending = self._tasks.start(self._finish(training, last), "last evaluation")
         try:
@@ -268,20 +258,20 @@ class Evaluations(Observer):
 
     async def _play(self, play: Play | None, path: Path, iteration: int) -> dict[str, Any]:
         """Divide the episodes among the processes and return the combined result."""
-        config = self._config
+        settings = self._settings
         seed = None
-        if config.seed is not None:
-            seeds = np.random.SeedSequence((config.seed, _SEED, iteration))
+        if settings.seed is not None:
+            seeds = np.random.SeedSequence((settings.seed, _SEED, iteration))
             seed = int(seeds.generate_state(1)[0] >> 1)  # of 31 bits, which every environment takes
         request = {
-            "episodes": config.evaluation_num_episodes,
+            "episodes": settings.num_episodes,
             "seed": seed,
-            **evaluate_arguments(config),
+            **evaluate_arguments(settings.changes),
         }
         if play is not None:
             return as_result([await play(path, request)])
         request["checkpoint"] = str(path)
-        shares = np.array_split(np.arange(config.evaluation_num_episodes), len(self._children))
+        shares = np.array_split(np.arange(settings.num_episodes), len(self._children))
         answers = [
             child.ask(
                 {
@@ -346,9 +336,7 @@ class Evaluations(Observer):
 
     def _measure(self) -> dict[str, Any]:
         """Return the settings that decide what a score measures, as they come back from a file."""
-        config = self._config.to_dict()
-        text = json.dumps({name: config[name] for name in _MEASURE}, default=repr)
-        return dict(json.loads(text))
+        return dict(json.loads(json.dumps(self._settings.measure, default=repr)))
 
 
 def _score(evaluation: Mapping[str, Any]) -> float:
@@ -357,10 +345,10 @@ def _score(evaluation: Mapping[str, Any]) -> float:
     return -math.inf
 
 
-def evaluate_arguments(config: CommonConfig) -> dict[str, Any]:
+def evaluate_arguments(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `aiorl.evaluate` that follow from ``evaluation_config``."""
-    changes = dict(config.evaluation_config)
-    return {"explore": bool(changes.pop("explore", False)), "config": changes}
+    config = dict(changes)
+    return {"explore": bool(config.pop("explore", False)), "config": config}
 
 
 def as_result(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import ReportPart, SamplePart
 from aiorl.run.counters import Counters
 from aiorl.run.report.results import SystemUsage
 
@@ -21,22 +21,31 @@ _PACE_SHARE = 0.02
 class Iteration:
     """Current iteration of a training."""
 
-    def __init__(self, config: CommonConfig, counters: Counters, *, is_paced: bool = False) -> None:
+    def __init__(
+        self,
+        report: ReportPart,
+        sample: SamplePart,
+        counters: Counters,
+        *,
+        is_paced: bool = False,
+    ) -> None:
         """Begin the first iteration.
 
         Args:
-            config: the effective configuration.
+            report: least length of an iteration, and whether it reports the use of the system.
+            sample: number of environments.
             counters: totals of the run.
             is_paced: end the first iteration after one update, and later ones at intervals that
                 grow with the age of the run, up to a second.
         """
-        self._config = config
+        self._report = report
+        self._num_envs = sample.num_envs
         self._counters = counters
         self._is_paced = self._is_first = is_paced
         self._first_began = time.monotonic()
         self._steps_before = counters.env_steps_trained
-        self._asks_for_horizon = config.horizon is None and config.input == "sampler"
-        self._usage = SystemUsage() if config.log_sys_usage else None
+        self._may_ask_for_horizon = not sample.has_horizon
+        self._usage = SystemUsage() if report.log_sys_usage else None
         self.begin()
 
     def begin(self) -> None:
@@ -55,14 +64,11 @@ class Iteration:
         Args:
             count: episodes that have finished so far.
         """
-        config = self._config
-        num_workers = max(1, config.num_workers)
-        num_envs = num_workers * config.samplers_per_worker * config.num_envs_per_worker
         env_steps = self._counters.env_steps_sampled
-        if not self._asks_for_horizon or env_steps < _MANY_STEPS * num_envs:
+        if not self._may_ask_for_horizon or env_steps < _MANY_STEPS * self._num_envs:
             return
-        self._asks_for_horizon = False
-        if 4 * count < num_envs:
+        self._may_ask_for_horizon = False
+        if 4 * count < self._num_envs:
             logger.warning(
                 "only %d episodes ended in %s env steps. If episodes may never end, set horizon,"
                 " the number of steps after which they are cut: --horizon 1000",
@@ -82,8 +88,9 @@ class Iteration:
         if self._is_first:
             return self.has_trained
         now = time.monotonic()
-        pace_s = min(_PACE_S, _PACE_SHARE * (now - self._first_began)) if self._is_paced else 0.0
-        took_s = now - self._began
+        min_time_s = self._report.min_iter_time_s
+        if self._is_paced and not min_time_s:
+            min_time_s = min(_PACE_S, _PACE_SHARE * (now - self._first_began))
+        is_long_enough = now - self._began >= min_time_s
         env_steps = self._counters.env_steps_trained - self._steps_before
-        is_long_enough = took_s >= (self._config.min_iter_time_s or pace_s)
-        return is_long_enough and env_steps >= self._config.timesteps_per_iteration
+        return is_long_enough and env_steps >= self._report.timesteps_per_iteration

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aiorl.config.parts import SamplePart
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError, described
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.roster import Worker
@@ -110,6 +111,7 @@ class LocalWorker:
     """The worker in this process: its side of the protocol, and the sampler.
 
     Attributes:
+        learning: the policies; their parts are used as they are, not as copies from a welcome.
         unit: the sampler, which runs in the caller's thread; None until it is built.
         num_broken_off: samplers that ended since the last checkpoint; the next one gets other seeds.
     """
@@ -118,13 +120,13 @@ class LocalWorker:
         """Prepare without joining yet.
 
         Args:
-            learning: its parts are used as they are, not as copies from a welcome.
+            learning: the policies.
             num_workers: number of workers in the run's config.
         """
         plan = learning.lease_plan
         self.unit: SamplerUnit | None = None
         self.num_broken_off = 0
-        self._learning = learning
+        self.learning = learning
         self._num_workers = num_workers
         self._session: WorkerSession | None = None
         self._snapshot: Snapshot | None = None
@@ -208,7 +210,7 @@ class LocalWorker:
             num_workers=self._num_workers,
             num_broken_off=self.num_broken_off,
         )
-        learning = self._learning
+        learning = self.learning
         self.unit = SamplerUnit(learning.worker_part, learning.graphs, self._snapshot, place)
         return self.unit
 
@@ -246,21 +248,32 @@ class LocalSource(Source):
     before the newest update. All others sample with the newest policy.
     """
 
-    def __init__(self, training: TrainingView, core: LearnerCore, *, here: LoopThread) -> None:
+    def __init__(
+        self,
+        training: TrainingView,
+        core: LearnerCore,
+        *,
+        sample: SamplePart,
+        bind: str,
+        loop: LoopThread,
+    ) -> None:
         """Prepare without building anything yet.
 
         Args:
             training: the training to sample for.
             core: the learner's core.
-            here: the loop's thread, which makes the caller's thread sample and learn.
+            sample: the environment, and limits of this process.
+            bind: address for the run's file; nothing listens there.
+            loop: the loop's thread, which makes the caller's thread sample and learn.
         """
         self.core = core
         self.updates: Updates | None = None
-        self.overview = Overview()
+        self.overview = Overview(sample.env)
         self.news = asyncio.Event()
         self.play = self._play
         self._training = training
-        self._here = here
+        self._sample = sample
+        self._loop = loop
         self._tasks = Tasks(training.fail)
         self._status = "making the environments and compiling the update"
         self._now = 0.0
@@ -268,7 +281,7 @@ class LocalSource(Source):
         self._turn: asyncio.Task[None] | None = None
         self._is_interrupted = False
         # with run id and seed, for a resume
-        training.directory.save_address(training.config.bind)
+        training.directory.save_address(bind)
 
     @property
     def status(self) -> str:
@@ -277,10 +290,11 @@ class LocalSource(Source):
 
     def waiting_for(self) -> str:
         """See `Source`."""
-        unit = None if self._worker is None else self._worker.unit
-        in_env_s = 0.0 if unit is None else unit.in_env_s
         text = f"this process is {self._status}"
-        return f"{text} ({in_env_s:.0f} s in one step)" if in_env_s > 1 else text
+        unit = None if self._worker is None else self._worker.unit
+        if unit is not None and unit.in_env_s > 1:
+            text += f" ({unit.in_env_s:.0f} s in one step)"
+        return text
 
     def workers(self) -> Sequence[Worker]:
         """See `Source`; there are no processes."""
@@ -295,7 +309,7 @@ class LocalSource(Source):
 
     async def start(self) -> None:
         """Begin to enforce the memory quota."""
-        self._tasks.start(keep_within(self._training.config.memory, "memory"), "memory quota")
+        self._tasks.start(keep_within(self._sample.memory, "memory"), "memory quota")
 
     async def build(self, step: Callable[[], T]) -> T:
         """See `Source`; the step runs in the caller's thread."""
@@ -310,8 +324,7 @@ class LocalSource(Source):
         """
         training = self._training
         began = time.perf_counter()
-        self._learning = learning
-        self._worker = LocalWorker(learning, training.config.num_workers)
+        self._worker = LocalWorker(learning, self._sample.num_workers)
         plan = learning.lease_plan
         timeless = dataclasses.replace(plan, publish_interval_s=math.inf)
         updater = Updater(learning.group, timeless, training.counters.env_steps_trained)
@@ -341,12 +354,12 @@ class LocalSource(Source):
         episodes are truncated, this is skipped, since too many would end early. The same applies if
         stored experience is read only once, since parts would be read again.
         """
-        config = self._training.config
-        if config.is_truncating or config.input_epochs is not None:
+        if self._sample.is_truncating or self._sample.data_ends:
             return
         await self._drop_worker()
-        self._joined_worker.num_broken_off = 0
-        learning = self._learning
+        worker = self._joined_worker
+        worker.num_broken_off = 0
+        learning = worker.learning
         if learning.lease_plan.publish_every > 1:  # a restored run begins with the newest weights
             self._inline.updater.publish_next()
             self.set_weights(learning.group.get_weights())
@@ -455,15 +468,15 @@ class LocalSource(Source):
         batch = self._inline.next_batch
         self._status = _UPDATING
         try:
-            done = await self._call(self._inline.make_next)
+            update = await self._call(self._inline.make_next)
         except BaseException:
             self.core.update_failed(batch)
             self.core.stand_still()  # so that training continues with a new batch
             raise
         finally:
             self._status = "sampling"
-        self.core.update_ended(done, self._now)
-        self._training.update_ended(done)
+        self.core.update_ended(update, self._now)
+        self._training.update_ended(update)
         self.pump()
 
     def _heed_interrupt(self) -> None:
@@ -484,7 +497,9 @@ class LocalSource(Source):
 
     def _pass_on(self) -> bool:
         """Pass the worker's messages to the core; return whether there were any."""
-        messages = [] if self._worker is None else self._worker.messages()
+        if self._worker is None:
+            return False
+        messages = self._worker.messages()
         for message in messages:
             self.core.receive(_PEER, message, self._now)
         return bool(messages)
@@ -549,7 +564,7 @@ class LocalSource(Source):
         """End the worker and close its environments."""
         unit = self._leave()
         if unit is not None:
-            await self._here.in_caller(unit.close, is_breakable=is_breakable)
+            await self._loop.in_caller(unit.close, is_breakable=is_breakable)
 
     def _leave(self) -> SamplerUnit | None:
         """Let the worker say that it leaves, if there is one; the next one takes its leases."""
@@ -567,7 +582,7 @@ class LocalSource(Source):
             Ended: the step was interrupted because the run ends.
         """
         try:
-            return await self._here.in_caller(step, is_breakable=is_breakable)
+            return await self._loop.in_caller(step, is_breakable=is_breakable)
         except BrokenOff as error:
             if isinstance(error.__cause__, StopSampling):
                 raise Ended(self._training.end.reason) from None

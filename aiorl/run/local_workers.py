@@ -10,9 +10,11 @@ import secrets
 import signal
 import time
 from collections.abc import Container
+from functools import partial
 
 import psutil
 
+from aiorl.config.parts import SamplePart
 from aiorl.errors import WorkerError
 from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession
@@ -59,40 +61,42 @@ class LocalWorkers:
             stopped process is killed immediately.
     """
 
-    def __init__(self, training: TrainingView, session: LearnerSession, address: str) -> None:
+    def __init__(
+        self, training: TrainingView, session: LearnerSession, address: str, sample: SamplePart
+    ) -> None:
         """Prepare to start the workers.
 
         Args:
-            training: the training that they sample for; its config says how many there are.
+            training: the training that they sample for.
             session: reserves slots for them and knows the registered workers.
             address: address that they connect to.
+            sample: how many workers there are, and what follows from a failure.
         """
-        config = training.config
         self.given_up: set[int] = set()
         self.may_be_lost = False
         self.come_back_s = 5.0
         self._training = training
         self._session = session
-        self._address = address
+        self._sample = sample
         self._steps_before = training.counters.env_steps_sampled
         self._worker_ids: dict[int, str] = {}
         self._absent: dict[int, tuple[int, float]] = {}
         self._has_joined: dict[int, int] = {}
         self._worked: set[int] = set()
-        self._said: dict[int, str] = {}  # slot -> last failure reported
+        self._failures: dict[int, str] = {}  # slot -> last failure reported
         self._rates = EventRates()
         self._tasks = Tasks(training.fail)
         self._children = Children(
-            self._command,
+            partial(self._command, address),
             self._slots,
-            max_restarts=config.max_worker_restarts,
+            max_restarts=sample.max_worker_restarts,
             log_path=training.directory.worker_log,
             on_event=self.on_child,
             environment={
                 **python_path(),
-                "OMP_NUM_THREADS": str(config.num_cpus_per_worker),
-                WORKERS_TOGETHER: str(config.num_workers),
-                **config.extra_python_environs_for_worker,
+                "OMP_NUM_THREADS": str(sample.num_cpus_per_worker),
+                WORKERS_TOGETHER: str(sample.num_workers),
+                **sample.worker_environ,
             },
             # slots where the newest process has sent a fragment
             has_worked=self._worked.__contains__,
@@ -100,7 +104,7 @@ class LocalWorkers:
 
     @property
     def _slots(self) -> range:
-        return range(1, self._training.config.num_workers + 1)
+        return range(1, self._sample.num_workers + 1)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -138,10 +142,10 @@ class LocalWorkers:
         finally:
             await self._tasks.close()
 
-    def _command(self, slot: int) -> list[str]:
+    def _command(self, address: str, slot: int) -> list[str]:
         worker_id = self._worker_ids[slot] = secrets.token_hex(8)
         self._session.reserve_slot(slot, worker_id)
-        command = [*child_python("aiorl.worker"), "--connect", self._address]
+        command = [*child_python("aiorl.worker"), "--connect", address]
         return [*command, "--slot", str(slot), "--worker-id", worker_id, "--exit-with-parent"]
 
     async def _look_after(self) -> None:
@@ -187,21 +191,19 @@ class LocalWorkers:
         slot = failed.slot
         if slot not in self._slots:  # not a local worker
             return
-        self._said[slot] = failed.message  # its process may have ended already
-        if failed.kind == "setup" and not self._training.config.ignore_worker_failures:
+        self._failures[slot] = failed.message  # its process may have ended already
+        if failed.kind == "setup" and not self._sample.ignore_worker_failures:
             self._end(slot, failed.message, failed.traceback)
             return
         failures = {
-            without_numbers(self._said[other]) if other in self._said else None
+            without_numbers(self._failures[other]) if other in self._failures else None
             for other in self._slots
         }
         has_sampled = self._training.counters.env_steps_sampled > self._steps_before
         if len(failures) == 1 and not has_sampled and not self._has_others(self._slots):
-            every = (
-                "the only worker"
-                if len(self._slots) == 1
-                else f"each of the {len(self._slots)} workers"
-            )
+            every = f"each of the {len(self._slots)} workers"
+            if len(self._slots) == 1:
+                every = "the only worker"
             log = self._training.directory.worker_log(slot)
             message = (
                 f"{failed.message} ({every} failed this way before anything was sampled; log:"
@@ -222,10 +224,12 @@ class LocalWorkers:
                 self._worked.discard(slot)
                 logger.info("%s", event)
             case ChildRestarting(_, status, restarts, wait_s):
-                restart = f"restart {restarts} of {self._training.config.max_worker_restarts} in {wait_s:g} s"
+                restart = (
+                    f"restart {restarts} of {self._sample.max_worker_restarts} in {wait_s:g} s"
+                )
                 text = f"local worker {slot} ended with {status_text(status)}; {restart}"
                 # a failing worker has reported its failure before, and many fail alike
-                what = without_numbers(self._said.get(slot, "")) if status == FAILED else None
+                what = without_numbers(self._failures.get(slot, "")) if status == FAILED else None
                 if self._rates.allow("restarts", slot, time.monotonic(), what=what):
                     tell(text, logging.WARNING)
                 else:
@@ -236,8 +240,9 @@ class LocalWorkers:
                     f"local worker {slot} ended with {status_text(status)} after {restarts}"
                     " restarts and stays down"
                 )
-                text += f"; it last reported: {self._said[slot]}" if slot in self._said else ""
-                if self._training.config.ignore_worker_failures and self._has_others({slot}):
+                if slot in self._failures:
+                    text += f"; it last reported: {self._failures[slot]}"
+                if self._sample.ignore_worker_failures and self._has_others({slot}):
                     log = self._training.directory.worker_log(slot)
                     tell(f"{text}; training continues with the others (log: {log})", logging.ERROR)
                 else:
@@ -253,7 +258,7 @@ class LocalWorkers:
         return any(slot not in slots for slot in (*self._session.slots, *self.pids))
 
     def _end(self, slot: int, message: str, traceback: str = "") -> None:
-        hint = "" if self._training.config.ignore_worker_failures else f"; {HINT}"
+        hint = "" if self._sample.ignore_worker_failures else f"; {HINT}"
         log = self._training.directory.worker_log(slot)
         self._training.fail(WorkerError(slot, f"{message} (log: {log}){hint}", traceback))
 

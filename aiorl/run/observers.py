@@ -10,8 +10,7 @@ from numbers import Real
 from typing import Any, NamedTuple, Self
 
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.layers import without_secrets
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import FilesPart
 from aiorl.errors import ConfigError, nearest
 from aiorl.run.ports import TrainingView
 from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, open_loggers
@@ -52,15 +51,21 @@ def _evaluation_return_reached(goal: float, now: StopFigures) -> str | None:
 
 
 def _steps_reached(most: float, now: StopFigures) -> str | None:
-    return f"Done: {now.env_steps:,} env steps were trained on." if now.env_steps >= most else None
+    if now.env_steps >= most:
+        return f"Done: {now.env_steps:,} env steps were trained on."
+    return None
 
 
 def _time_reached(most: float, now: StopFigures) -> str | None:
-    return f"Done: {most:g} s have passed." if now.took_s >= most else None
+    if now.took_s >= most:
+        return f"Done: {most:g} s have passed."
+    return None
 
 
 def _iterations_reached(most: float, now: StopFigures) -> str | None:
-    return f"Done: {now.iterations:,} iterations have ended." if now.iterations >= most else None
+    if now.iterations >= most:
+        return f"Done: {now.iterations:,} iterations have ended."
+    return None
 
 
 STOP_CRITERIA: dict[str, Callable[[float, StopFigures], str | None]] = {
@@ -113,14 +118,14 @@ class StopCriteria(dict[str, float]):
     """Bounds by the names in `STOP_CRITERIA`; training ends as soon as one is reached."""
 
     @classmethod
-    def of(cls, config: CommonConfig, **given: float | None) -> Self:
-        """Return the criteria of a config, overridden by those given.
+    def of(cls, bounds: Mapping[str, float | None], *, has_evaluations: bool) -> Self:
+        """Return the criteria with these bounds, without those that are None.
 
         Raises:
             ConfigError: a name is not a criterion, a value is not a number, or a criterion needs
                 evaluations and there are none.
         """
-        for name, value in given.items():
+        for name, value in bounds.items():
             if name not in STOP_CRITERIA:
                 raise ConfigError(
                     f"{name} is no stop criterion.{nearest(name, STOP_CRITERIA)}",
@@ -131,17 +136,15 @@ class StopCriteria(dict[str, float]):
                 raise ConfigError(
                     f"{name} is {value!r:.50}, expected a number.", key=name, value=value
                 )
-        own = {name: getattr(config, name, None) for name in STOP_CRITERIA}
-        own |= {name: value for name, value in given.items() if value is not None}
-        found = cls({name: value for name, value in own.items() if value is not None})
-        if "stop_evaluation_return" in found and not config.evaluation_interval:
+        criteria = cls({name: bound for name, bound in bounds.items() if bound is not None})
+        if "stop_evaluation_return" in criteria and not has_evaluations:
             raise ConfigError(
                 "stop_evaluation_return needs evaluations, but there are none.",
                 key="stop_evaluation_return",
-                value=found["stop_evaluation_return"],
+                value=criteria["stop_evaluation_return"],
                 hint="Set evaluation_interval in the trainer's config.",
             )
-        return found
+        return criteria
 
     def reason(self, now: StopFigures) -> str:
         """Return the reason to end training now, in one sentence; empty if it continues."""
@@ -212,16 +215,16 @@ class RunFiles(Observer):
         ports: the ports.
     """
 
-    def __init__(self, config: CommonConfig, directory: RunDirectory) -> None:
+    def __init__(self, files: FilesPart, directory: RunDirectory) -> None:
         """Prepare without opening files yet.
 
         Args:
-            config: the effective configuration.
+            files: the user's loggers and ports.
             directory: the run's directory.
         """
-        self._config = config
+        self._settings = files
         self._directory = directory
-        self._own: BackgroundLogger | None = None
+        self._results: BackgroundLogger | None = None
         self._loggers: list[BackgroundLogger | Loggers] = []
         self.ports = Ports()
 
@@ -238,15 +241,14 @@ class RunFiles(Observer):
             iteration = int(resumed.results["training_iteration"])
             step = resumed.counters.env_steps_sampled
         path = self._directory.path
-        self._own = BackgroundLogger(
+        self._results = BackgroundLogger(
             open_loggers(path, resume_iteration=iteration, resume_step=step)
         )
-        self._loggers.append(self._own)
-        users = make_loggers(
-            self._config.loggers, path.absolute(), without_secrets(self._config.to_dict())
-        )
+        self._loggers.append(self._results)
+        settings = self._settings
+        users = make_loggers(settings.loggers, path.absolute(), settings.config)
         self._loggers.append(users)
-        self.ports.open(path, self._config.web, self._config.client_port, self._config.advertise)
+        self.ports.open(path, settings.web, settings.client_port, settings.advertise)
 
     def env_settings(self) -> Mapping[str, Any]:
         """Tell environments where clients come in."""
@@ -264,8 +266,8 @@ class RunFiles(Observer):
 
     def flush(self) -> None:
         """Wait until all results are written."""
-        if self._own is not None:
-            self._own.flush()
+        if self._results is not None:
+            self._results.flush()
 
     def before_checkpoint(self) -> None:
         """Write all results from before the checkpoint.
@@ -278,5 +280,5 @@ class RunFiles(Observer):
 
     def close(self) -> None:
         """Close the files and the ports."""
-        for each in [*self._loggers, self.ports]:
-            each.close()
+        for part in [*self._loggers, self.ports]:
+            part.close()

@@ -83,10 +83,12 @@ class Overview:
         addresses: addresses at which workers on other hosts reach the learner, best first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, env: str) -> None:
+        """Begin the account of a run that samples an environment with this name."""
         self.result: Mapping[str, Any] = {}
         self.workers: Callable[[], Sequence[Worker]] = tuple
         self.addresses: Sequence[str] = ()
+        self._env = env
         self._began = time.time()
         self._live: dict[int, _Figures] = {}
         self._gone: deque[dict[str, Any]] = deque(maxlen=_MAX_GONE)
@@ -160,7 +162,7 @@ class Overview:
                 "no_update_s": training.silent_s,
                 "addresses": list(self.addresses),
                 "versions": versions(),
-                "env": str(training.config.env),
+                "env": self._env,
             },
             "result": _finite_numbers({name: self.result.get(name) for name in _RESULT}),
             "policy_lag": _finite_numbers(self.result.get("policy_lag", {})),

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.schema import CommonConfig
 from aiorl.run.build import Learning
 from aiorl.run.counters import Counters
 from aiorl.run.end import End
@@ -93,7 +92,6 @@ class TrainingView(Protocol):
     `aiorl.run.training.Training`.
     """
 
-    config: CommonConfig
     directory: RunDirectory
     tell: Tell
     end: End
@@ -137,7 +135,7 @@ class TrainingView(Protocol):
     def compiled_in(self, took_s: float) -> None:
         """Take note that the updates are compiled."""
 
-    def update_ended(self, done: UpdateDone) -> None:
+    def update_ended(self, update: UpdateDone) -> None:
         """Keep the state after an update that the core has accounted for."""
 
     async def compiled(self) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiorl.config.addresses import dialable
+from aiorl.config.parts import SamplePart, TransportPart
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, Target
@@ -59,7 +60,7 @@ from aiorl.run.local_workers import LocalWorkers
 from aiorl.run.overview import Overview
 from aiorl.run.peer_news import PeerNews, states_of
 from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
-from aiorl.run.ports import TrainingView, Updates
+from aiorl.run.ports import TrainingView
 from aiorl.run.source import Source
 from aiorl.run.update_thread import UpdateEvent, UpdatesEnded, UpdateThread
 
@@ -84,49 +85,60 @@ class RemoteSource(Source):
         workers_here: the workers started by this process.
     """
 
-    def __init__(self, training: TrainingView, core: LearnerCore) -> None:
+    def __init__(
+        self,
+        training: TrainingView,
+        core: LearnerCore,
+        *,
+        transport: TransportPart,
+        sample: SamplePart,
+    ) -> None:
         """Listen for workers; call this on the running loop.
 
         Args:
             training: the training to sample for.
             core: the learner's core.
+            transport: where and how to listen.
+            sample: the workers to start.
 
         Raises:
             ConfigError: the address cannot be bound, or the keys cannot be used.
         """
-        config = training.config
         self.core = core
-        self.updates: Updates | None = None
-        self.overview = Overview()
+        self.updates: UpdateThread | None = None
+        self.overview = Overview(sample.env)
         self.news = asyncio.Event()
         self._training = training
-        self._began = time.monotonic()
-        self._codec = _Codec(limits_of(config.transport), config.transport.compression != "off")
+        self._transport = transport
+        self._sample = sample
+        limits = transport.limits
+        self._codec = _Codec(limits_of(limits), compress=limits.compression != "off")
         self._news = PeerNews(training.tell, core.session)
-        self._thread: UpdateThread | None = None
         self._happened = _Happened()
         self._is_pump_due = False
         self._is_over = False
         self._endpoint = self._listen()
-        self.overview.addresses = dialable(self.address, config.advertise)
+        self.overview.addresses = dialable(self.address, transport.advertise)
         self.overview.workers = self.workers
-        self.workers_here = LocalWorkers(training, core.session, self._endpoint.local_address)
+        self.workers_here = LocalWorkers(
+            training, core.session, self._endpoint.local_address, sample
+        )
         self._tasks = Tasks(training.fail)
         self._tasks.start(self._tick(), "tick")
         self._tasks.start(give_back_regularly(), "memory")
-        if config.memory:
-            self._tasks.start(keep_within(config.memory, "memory"), "memory quota")
+        if sample.memory:
+            self._tasks.start(keep_within(sample.memory, "memory"), "memory quota")
 
     def _listen(self) -> LearnerEndpoint:
-        """Listen at the config's address, on the port used before a resume if any will do and it is
-        free.
+        """Listen at the configured address, on the port used before a resume if any will do and it
+        is free.
         """
-        config = self._training.config
-        last = self._training.directory.last_port
+        configured = self._transport.bind
+        last_port = self._training.directory.last_port
         raise_open_file_limit()
-        binds = [config.bind]
-        if last and config.bind.endswith(":0"):
-            binds.insert(0, f"{config.bind[:-1]}{last}")
+        binds = [configured]
+        if last_port and configured.endswith(":0"):
+            binds.insert(0, f"{configured[:-1]}{last_port}")
         for bind in binds:
             endpoint = self.endpoint_at(bind)
             endpoint.on_message = self._on_message
@@ -135,7 +147,7 @@ class RemoteSource(Source):
             try:
                 endpoint.start()
             except ConfigError as error:
-                if bind == config.bind:
+                if bind == configured:
                     raise
                 self._training.tell(
                     f"workers will not find the learner at its old address: {error}",
@@ -146,15 +158,17 @@ class RemoteSource(Source):
         raise InternalError("there is no address to listen on")
 
     def endpoint_at(self, bind: str) -> LearnerEndpoint:
-        """Make an endpoint that listens at an address, with the config's keys and limits.
+        """Make an endpoint that listens at an address, with the configured keys and limits.
 
         Raises:
             ConfigError: the keys cannot be used.
         """
-        config = self._training.config
-        keys = None if config.keys is None else load_learner_keys(Path(config.keys))
+        transport = self._transport
         return ZmqLearnerEndpoint(
-            bind, keys=keys, insecure=config.insecure, limits=EndpointLimits.of(config.transport)
+            bind,
+            keys=None if transport.keys is None else load_learner_keys(Path(transport.keys)),
+            insecure=transport.insecure,
+            limits=EndpointLimits.of(transport.limits),
         )
 
     @property
@@ -165,13 +179,13 @@ class RemoteSource(Source):
     @property
     def join_command(self) -> str:
         """See `Source`."""
-        config = self._training.config
         addresses = self.overview.addresses
-        if not config.advertise:
+        if not self._transport.advertise:
             addresses = addresses[:1]
         command = f"aiorl worker --connect {','.join(addresses)}"
-        if config.keys is not None:
-            command += f" --keys {shlex.quote(os.path.abspath(config.keys))}"
+        keys = self._transport.keys
+        if keys is not None:
+            command += f" --keys {shlex.quote(os.path.abspath(keys))}"
         return command
 
     @property
@@ -182,7 +196,7 @@ class RemoteSource(Source):
         if self.core.is_granting:
             return "sampling the first train batch"
         num_present = len(self.session.slots)
-        num_wanted = max(1, self._training.config.num_workers)
+        num_wanted = max(1, self._sample.num_workers)
         return (
             f"the update is compiled; waiting for workers: {num_present} of {num_wanted} are here"
         )
@@ -193,7 +207,7 @@ class RemoteSource(Source):
         if workers:
             return states_of(workers)
         text = f"no worker is connected; they join with: {self.join_command}"
-        if self._training.config.num_workers:
+        if self._sample.num_workers:
             return text
         return (
             f"{text} (with num_workers: 0 and bind, this run starts none; without bind, this"
@@ -254,15 +268,15 @@ class RemoteSource(Source):
             ConfigError: the data that workers need is too large for a message.
         """
         self.admit(learning)
-        num_wanted = max(1, self._training.config.num_workers)
+        num_wanted = max(1, self._sample.num_workers)
         while not await self.wait_for_workers(num_wanted, _SAY_WAITING_S):
             num_present = len(self.session.slots)
             num_down = len(self.workers_here.given_up)
-            is_late = time.monotonic() - self._began > _JOIN_WAIT_S
+            is_late = time.monotonic() - self._happened.began > _JOIN_WAIT_S
             if num_present and (num_present + num_down >= num_wanted or is_late):
                 break
             text = f"waiting for workers: {num_present} of {num_wanted} are here"
-            if not num_present and self._training.config.num_workers == 0:
+            if not num_present and self._sample.num_workers == 0:
                 text = self.waiting_for()
             self._training.tell(text, logging.INFO)
 
@@ -275,18 +289,17 @@ class RemoteSource(Source):
                 acknowledgements of all workers.
         """
         core = self.core
-        config = self._training.config
         counters = self._training.counters
-        snapshot = core.begin(learning, config.object_store_memory or _QUEUED_BYTES)
+        snapshot = core.begin(learning, self._transport.max_queued_bytes or _QUEUED_BYTES)
         part = learning.worker_part.to_dict()
         self._check_room(learning, snapshot)
         updater = Updater(learning.group, learning.lease_plan, counters.env_steps_trained)
-        self.updates = self._thread = UpdateThread(updater, self._post_to_loop())
+        self.updates = UpdateThread(updater, self._post_to_loop())
         core.admit(part, learning.graphs, snapshot, time.monotonic())
         self.pump()
         self._training.begin_saving(learning)
         self.workers_here.may_be_lost = True
-        self._thread.start()
+        self.updates.start()
 
     def _check_room(self, learning: Learning, snapshot: Snapshot) -> None:
         """Check that a message has room for all that workers need.
@@ -297,7 +310,7 @@ class RemoteSource(Source):
         session = self.session
         welcome = Welcome(
             slot=0,
-            num_workers=self._training.config.num_workers,
+            num_workers=self._sample.num_workers,
             run_id=session.run_id,
             learner_incarnation=session.learner_incarnation,
             config=learning.worker_part.to_dict(),
@@ -353,8 +366,8 @@ class RemoteSource(Source):
     async def finish_update(self) -> None:
         """See `Source`."""
         self.stop()
-        if self._thread is not None and self._happened.compiled.is_set():
-            self._thread.stop()
+        if self.updates is not None and self._happened.compiled.is_set():
+            self.updates.stop()
             hurry = self._training.end.hurry
             await wait_for_last(
                 self._happened.updates_ended, _UPDATE_WAIT_S, hurry, self._training.tell
@@ -366,8 +379,8 @@ class RemoteSource(Source):
         """
         self.workers_here.may_be_lost = False
         self.core.stop()
-        if self._thread is not None:
-            self._thread.stop()
+        if self.updates is not None:
+            self.updates.stop()
         await end_in_time("the sessions", lambda: self._say_goodbye(reason, final))
         await asyncio.gather(
             self._hang_up(),
@@ -393,8 +406,8 @@ class RemoteSource(Source):
 
     def join(self, timeout_s: float) -> None:
         """See `Source`."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self.updates is not None:
+            self.updates.join(timeout_s)
 
     # What comes in
     # ----------------------------------------------------------------------------------------------
@@ -418,7 +431,9 @@ class RemoteSource(Source):
                 # only these are answered by a whole snapshot
                 if isinstance(message, (Hello, SnapshotRequest)):
                     has_unsent = self._endpoint.has_unsent(peer)
-                core.receive(peer, message, now, user_id or None, host, has_unsent=has_unsent)
+                core.receive(
+                    peer, message, now, key=user_id or None, host=host, has_unsent=has_unsent
+                )
         self._pump_soon()
 
     def _on_endpoint_event(self, event: Event) -> None:
@@ -491,7 +506,7 @@ class RemoteSource(Source):
             return
         if any(worker.state != OUT_OF_DATA for worker in workers) or not self.core.is_drained:
             return
-        slots_to_come = set(range(1, self._training.config.num_workers + 1))
+        slots_to_come = set(range(1, self._sample.num_workers + 1))
         slots_to_come -= {*self.session.slots, *self.workers_here.given_up}
         if not slots_to_come:  # workers still to come have their share to read
             self._training.stop("Done: all stored experience was read.")
@@ -559,12 +574,14 @@ class _Happened:
     """Events in the life of a source to wait for.
 
     Attributes:
+        began: when the source was made, monotonic seconds.
         joined: set when a worker joins.
         compiled: set when the update is compiled.
         updates_ended: done when the update thread has ended.
     """
 
     def __init__(self) -> None:
+        self.began = time.monotonic()
         self.joined = asyncio.Event()
         self.compiled = asyncio.Event()
         self.updates_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -611,4 +628,6 @@ class _Codec:
         Raises:
             RemoteProtocolError: the frames cannot be decoded.
         """
-        return decode(frames, self.limits) if is_registered else decode_hello(frames)
+        if not is_registered:
+            return decode_hello(frames)
+        return decode(frames, self.limits)

@@ -17,7 +17,6 @@ from aiorl.acting.checkpoint import Checkpoint, check_compatible, find_checkpoin
 from aiorl.acting.filters import ReturnFilter, check_states, returns_of
 from aiorl.acting.graph_policy import FIXED_TIMESTEP
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart
 from aiorl.errors import CheckpointError, InternalError, PolicyError
 from aiorl.learning.algorithm import AlgorithmState
@@ -33,14 +32,14 @@ _OF_OUTPUTS = ("v_min", "v_max")
 
 
 def checkpoint_to_resume(
-    config: CommonConfig, directory: RunDirectory, tell: Callable[[str, int], None]
+    directory: RunDirectory, tell: Callable[[str, int], None]
 ) -> Restored | None:
-    """Return the newest checkpoint in the run's directory if the config says to resume, else None.
+    """Return the newest checkpoint in the run's directory if the run is resumed, else None.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be used.
     """
-    if not config.resume:
+    if directory.is_new:
         return None
     if not list_checkpoints(directory.checkpoints):
         tell("the run has no checkpoint yet: it starts from the beginning", logging.WARNING)
@@ -50,9 +49,14 @@ def checkpoint_to_resume(
     return restored
 
 
-def give_back(restored: Restored | None, config: CommonConfig, learning: Learning) -> None:
+def give_back(restored: Restored | None, learning: Learning, *, init_from: str | None) -> None:
     """Restore policies and filters from the run's checkpoint, or initialize them from
     ``init_from``.
+
+    Args:
+        restored: the run's checkpoint, or None.
+        learning: policies and filters, which get the state.
+        init_from: where the checkpoint of another run was looked for, if there is one.
 
     Raises:
         CheckpointError: the checkpoint belongs to another run, or does not fit.
@@ -61,23 +65,23 @@ def give_back(restored: Restored | None, config: CommonConfig, learning: Learnin
     begins_with = learning.begins_with
     learning.begins_with = None
     if restored is not None:
-        take_up(restored.checkpoint, config, learning)
+        take_up(restored.checkpoint, learning)
         _warn_of_other_networks(restored.checkpoint, learning, learning.worker_part.policies.keys())
     elif begins_with is not None:
         try:
             begin_with(begins_with, learning)
         except CheckpointError as error:
-            raise unusable_init_from(config, error) from error
+            raise unusable_init_from(init_from, error) from error
 
 
-def take_up(checkpoint: Checkpoint, config: CommonConfig, learning: Learning) -> None:
+def take_up(checkpoint: Checkpoint, learning: Learning) -> None:
     """Restore policies and filters from a checkpoint of the run; workers get seeds that were not
     used before.
 
     Raises:
         CheckpointError: the checkpoint belongs to another run, or does not fit.
     """
-    check_compatible(checkpoint, identity_of(config, learning))
+    check_compatible(checkpoint, identity_of(learning))
     _check_returns(checkpoint, learning)
     _check_units(checkpoint, learning)
     states = {name: checkpoint.filter_state(name) for name in learning.filters}
@@ -216,14 +220,11 @@ def _warn_of_other_networks(
         ours = _settings_of_network(learning.worker_part.policies[policy_id].config)
         for key in sorted(theirs.keys() & ours.keys()):
             if theirs[key] != ours[key]:
-                _log.warning(
-                    "policy %r has %s: %s here, but its weights from %s were trained with %s",
-                    policy_id,
-                    key,
-                    ours[key],
-                    checkpoint.path,
-                    theirs[key],
+                text = (
+                    f"policy {policy_id!r} has {key}: {ours[key]} here, but its weights from"
+                    f" {checkpoint.path} were trained with {theirs[key]}"
                 )
+                _log.warning("%s", text)
 
 
 def _settings_of_network(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,13 +290,14 @@ def _restore_experience(checkpoint: Checkpoint, learning: Learning) -> None:
             ) from error
 
 
-def identity_of(config: CommonConfig, learning: Learning) -> dict[str, Any]:
+def identity_of(learning: Learning) -> dict[str, Any]:
     """Return the facts in which a checkpoint must agree with the run that resumes from it."""
-    policies = learning.worker_part.policies
+    part = learning.worker_part
+    other_algos = {name: policy.algo for name, policy in part.policies.items() if policy.algo}
     return {
-        "env": config.env,
-        "algo": config.algo,
-        "other_algos": {name: part.algo for name, part in policies.items() if part.algo} or None,
+        "env": part.env,
+        "algo": part.algo,
+        "other_algos": other_algos or None,
         "spaces": learning.spaces,
     }
 

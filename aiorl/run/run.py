@@ -7,28 +7,29 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import CheckpointError
 from aiorl.process.tasks import Tasks, end_in_time, report_stray_errors
-from aiorl.run.build import LearningPlan
+from aiorl.run.build import Learning, LearningPlan, build_learning
 from aiorl.run.core import LearnerCore
 from aiorl.run.end import Ended
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
-from aiorl.run.observers import Checkpoints, RunFiles, StopAt, StopCriteria
+from aiorl.run.observers import STOP_CRITERIA, Checkpoints, RunFiles, StopAt, StopCriteria
 from aiorl.run.ports import TrainingView
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import Display, DisplayHandler, PlainDisplay, make_display
 from aiorl.run.report.figures import Headline, Summary
 from aiorl.run.report.plot import plot_learning_curve
-from aiorl.run.restoring import checkpoint_to_resume
+from aiorl.run.restoring import Restored, checkpoint_to_resume, give_back
 from aiorl.run.source import Source
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.training import Training, report
@@ -72,7 +73,7 @@ class Run:
         directory: RunDirectory,
         display: Callable[[Headline], Display] = make_display,
         plan: LearningPlan | None = None,
-        here: LoopThread | None = None,
+        caller: LoopThread | None = None,
     ) -> None:
         """Prepare a run in an open run directory.
 
@@ -81,26 +82,39 @@ class Run:
             directory: directory for the run's files.
             display: makes the display, by default a live panel or plain lines on stdout.
             plan: result of `plan_learning` for this config, if it has been called before.
-            here: the loop's thread, which makes the caller's thread sample and learn; needed in a
-                run without workers.
+            caller: the loop's thread, which makes the caller's thread sample and learn; needed in
+                a run without workers.
         """
         self.on_release: Callable[[], None] = lambda: None
         self.training: Training | None = None
         config = self._config = config if plan is None else plan.config
+        parts = RunParts.of(config)
         self._plan = plan
-        self._make_source = source_for(config, here)
         self._directory = directory
-        criteria = StopCriteria.of(config)
-        self._headline = Headline(config, criteria)
+        criteria = criteria_of(config)
+        self._headline = headline_of(config, criteria)
         self._display = display(self._headline)
         self._is_watched = False
         self._display_logs = DisplayHandler()
         self._display_logs.addFilter(lambda record: not hasattr(record, "shown"))
-        self._files = RunFiles(config, directory)
+        self._files = RunFiles(parts.files, directory)
         self._evaluations = Evaluations(
-            config, directory.path, self._tell, can_play_here=config.is_alone
+            parts.evaluation, directory.path, self._tell, can_play_here=config.is_alone
         )
-        self._stop = StopAt(criteria, lambda: self._evaluations.mean_return)
+        observers = [
+            StopAt(criteria, lambda: self._evaluations.mean_return),
+            Checkpoints(parts.save.interval_s),
+            self._files,
+            self._evaluations,
+        ]
+        self._new_training = partial(
+            Training,
+            parts,
+            directory,
+            self._tell,
+            make_source=source_for(parts, caller),
+            observers=observers,
+        )
         self._picture = ""
         self._result: dict[str, Any] = {}
 
@@ -139,7 +153,8 @@ class Run:
             tasks.start(self._tick(training), "display")
             tasks.start(training.source.overview.keep(training), "account")
             await training.start()
-            if command := training.source.join_command:
+            command = training.source.join_command
+            if command:
                 logger.info("more workers join with: %s", command)
                 self._display.way("join", command, time.monotonic())
             else:
@@ -149,6 +164,8 @@ class Run:
                 )
                 self._tell(text, logging.INFO)
             await training.ready()
+            if not self._directory.is_new:
+                self._directory.save_config(self._config)
             await self._train(training)
             final = self.is_final
             reason = training.end.reason
@@ -172,28 +189,25 @@ class Run:
             if drawing is not None:
                 await end_in_time("the picture", lambda: drawing)
             await end_in_time("the run's tasks", tasks.close)
-            if (made := self.training) is not None:
-                await end_in_time(
-                    "the account", lambda: made.source.overview.keep(made, end=reason)
-                )
+            await end_in_time("the account", lambda: self._end_account(reason))
             await end_in_time("the files", self._files.close)
             await end_in_time("the display", self._close_display)
             if self.is_misconfigured:
                 self._directory.abandon()
 
+    async def _end_account(self, reason: str) -> None:
+        if self.training is not None:
+            await self.training.source.overview.keep(self.training, end=reason)
+
     def _make_training(self) -> Training:
-        restored = checkpoint_to_resume(self._config, self._directory, self._tell)
-        saving = Checkpoints(self._config.checkpoint_interval_s)
-        training = Training(
-            self._config,
-            self._directory,
-            self._tell,
-            self._make_source,
-            plan=self._plan,
-            restored=restored,
-            observers=[self._stop, saving, self._files, self._evaluations],
-        )
-        self._files.open(None if restored is None else restored.run)
+        restored = checkpoint_to_resume(self._directory, self._tell)
+        resumed = None if restored is None else restored.run
+
+        def build() -> Learning:
+            return build_or_restore(self._config, self._directory, self._plan, restored)
+
+        training = self._new_training(build=build, resumed=resumed)
+        self._files.open(resumed)
         return training
 
     async def _train(self, training: Training) -> None:
@@ -279,7 +293,7 @@ class Run:
         self._display.event(text, time.monotonic(), level)
 
     async def _tick(self, training: Training) -> None:
-        said = 0.0
+        warned_at = 0.0
         status = ""
         while True:
             now = time.monotonic()
@@ -290,10 +304,10 @@ class Run:
             self._display.tick(now)
             if (
                 training.silent_s > _SAY_WAITING_S
-                and now - said > 3 * _SAY_WAITING_S
+                and now - warned_at > 3 * _SAY_WAITING_S
                 and not self._is_watched
             ):
-                said = now
+                warned_at = now
                 waiting = self._evaluations.holds_up or training.source.waiting_for()
                 self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", logging.WARNING)
             await asyncio.sleep(0.5)
@@ -308,12 +322,12 @@ class Run:
     def _draw(self) -> None:
         """Draw the learning curve, if any episode has ended."""
         self._files.flush()
-        config = self._config
+        headline = self._headline
         try:
             picture = plot_learning_curve(
                 self._directory.path,
-                title=f"{config.algo} on {config.env}",
-                stop_return=config.stop_return,
+                title=f"{headline.algo} on {headline.env}",
+                stop_return=headline.goals.get("stop_return"),
             )
         except Exception:
             # a run must not fail because matplotlib does
@@ -363,15 +377,56 @@ class Run:
 
 
 def source_for(
-    config: CommonConfig, here: LoopThread | None
+    parts: RunParts, caller: LoopThread | None
 ) -> Callable[[TrainingView, LearnerCore], Source]:
     """Return the factory of a run's source: workers, or the caller's thread if the run has no
     workers.
     """
-    if not config.is_alone:
-        return RemoteSource
-    assert here is not None, "a run without workers needs a thread that samples"
-    return partial(LocalSource, here=here)
+    sample = parts.sample
+    if not sample.is_alone:
+        return partial(RemoteSource, transport=parts.transport, sample=sample)
+    assert caller is not None, "a run without workers needs a thread that samples"
+    return partial(LocalSource, sample=sample, bind=parts.transport.bind, loop=caller)
+
+
+def build_or_restore(
+    config: CommonConfig,
+    directory: RunDirectory,
+    plan: LearningPlan | None,
+    restored: Restored | None,
+) -> Learning:
+    """Load TensorFlow and build a run's model, with the state of its checkpoint if it is resumed.
+
+    Raises:
+        AiorlError: as `build_learning` and `give_back`.
+    """
+    resumed = None if restored is None else restored.checkpoint
+    learning = build_learning(config, directory.path, plan, resumed=resumed)
+    give_back(restored, learning, init_from=config.init_from)
+    return learning
+
+
+def criteria_of(config: CommonConfig, **overrides: float | None) -> StopCriteria:
+    """Return the stop criteria of a config, overridden by those that are not None.
+
+    Raises:
+        ConfigError: as `StopCriteria.of`.
+    """
+    bounds = {name: getattr(config, name, None) for name in STOP_CRITERIA}
+    for name, bound in overrides.items():
+        if bound is not None or name not in bounds:
+            bounds[name] = bound
+    return StopCriteria.of(bounds, has_evaluations=bool(config.evaluation_interval))
+
+
+def headline_of(config: CommonConfig, goals: Mapping[str, float]) -> Headline:
+    """Return what displays say of a run."""
+    return Headline(
+        algo=config.algo,
+        env=str(config.env),
+        num_workers=None if config.is_alone else config.num_workers,
+        goals=goals,
+    )
 
 
 async def _is_users_end(training: Training, error: Exception) -> bool:

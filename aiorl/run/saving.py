@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import save_checkpoint
+from aiorl.config.parts import SavePart
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithm import AlgorithmState
 from aiorl.learning.replay.ring import Snapshot
@@ -54,6 +55,8 @@ class Saver:
         core: LearnerCore,
         learning: Learning,
         ask_for_experience: Callable[[], None],
+        *,
+        save: SavePart,
     ) -> None:
         """Prepare without writing yet.
 
@@ -62,10 +65,11 @@ class Saver:
             core: its filters, totals and ledger.
             learning: its policies.
             ask_for_experience: asks for the stored experience with the next update.
+            save: the run's settings, and the number of checkpoints to keep.
         """
         self._run = training
         self._core = core
-        self._config = config = training.config
+        self._max_checkpoints = save.keep
         self._learning = learning
         self._ask_for_experience = ask_for_experience
         self._tasks = Tasks(training.fail)
@@ -77,7 +81,7 @@ class Saver:
         self._saved_iteration = -1
         self._updates_before = training.counters.updates
         self._acting = ActingState.of(
-            config, learning.worker_part, learning.graphs, learning.spaces
+            save.settings, learning.worker_part, learning.graphs, learning.spaces
         ).to_tensors()
         self.newest = ""
 
@@ -196,17 +200,19 @@ class Saver:
             iteration = self._run.results.training_iteration
             run = dataclasses.replace(content.run, results=self._run.results.to_state())
             meta = {
-                **identity_of(self._config, self._learning),
+                **identity_of(self._learning),
                 "run_id": self._run.directory.run_id,
                 **dataclasses.asdict(run),
             }
+
+            def write() -> Path:
+                return self._write_now(content, experience, meta, directory)
+
             try:
                 loop = asyncio.get_running_loop()
-                writing = loop.run_in_executor(
-                    None, self._write_now, content, experience, meta, directory
-                )
+                writing = loop.run_in_executor(None, write)
             except RuntimeError:  # Python is shutting down and starts no more threads
-                written = self._write_now(content, experience, meta, directory)
+                written = write()
             else:
                 try:
                     written = await asyncio.shield(writing)
@@ -230,21 +236,21 @@ class Saver:
     ) -> Path:
         state = content.algorithm()
         tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
-        for policy_id, own in content.filters.items():
-            tensors.update({f"filter/{policy_id}/{name}": array for name, array in own.items()})
+        for policy_id, arrays in content.filters.items():
+            tensors.update({f"filter/{policy_id}/{name}": array for name, array in arrays.items()})
         tensors |= self._acting
         meta = {**meta, "algorithm": state.values}
         if experience:
             meta["experience"] = {
-                policy_id: dict(held.values) for policy_id, held in experience.items()
+                policy_id: dict(snapshot.values) for policy_id, snapshot in experience.items()
             }
-        pieces = {policy_id: held.pieces() for policy_id, held in experience.items()}
-        keep = None if directory else self._config.checkpoint_keep
+        pieces = {policy_id: snapshot.pieces() for policy_id, snapshot in experience.items()}
+        keep = None if directory else self._max_checkpoints
         directory = directory or self._run.directory.checkpoints
         try:
             return save_checkpoint(
                 directory, content.run.counters.updates, tensors, meta, keep=keep, pieces=pieces
             )
         finally:
-            for held in experience.values():
-                held.close()
+            for snapshot in experience.values():
+                snapshot.close()

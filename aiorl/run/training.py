@@ -1,6 +1,6 @@
 """Training: the loop that all trainers share, with any source of samples and any observers.
 
-    training = Training(config, directory, tell, RemoteSource)   # or partial(LocalSource, here=loop)
+    training = Training(parts, directory, tell, make_source, build=build)
     try:
         await training.start()                                   # listens, starts workers
         await training.ready()              # TensorFlow, model, first workers or environments
@@ -22,17 +22,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.code import named_failures
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import RunParts
 from aiorl.errors import ConfigError
 from aiorl.learning.tf_runtime import compilation_cache, prepare_environment
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.net.wire.messages import PolicyArrays
-from aiorl.run.build import Learning, LearningPlan, build_learning
+from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
 from aiorl.run.counters import Counters
 from aiorl.run.end import End, Ended
@@ -41,7 +40,7 @@ from aiorl.run.observers import Observer
 from aiorl.run.policy_group import UpdateDone
 from aiorl.run.ports import Play, Tell, TrainingView
 from aiorl.run.report.results import Progress, Results
-from aiorl.run.restoring import Restored, give_back
+from aiorl.run.restoring import RunState
 from aiorl.run.saving import Saver
 from aiorl.run.source import Source
 from aiorl.sampling.callbacks import DefaultCallbacks
@@ -53,7 +52,6 @@ class Training:
     """Trains one run.
 
     Attributes:
-        config: the effective configuration.
         directory: the run's directory.
         tell: called with (text, logging level) of news for the user.
         end: end of the training and its reason.
@@ -65,25 +63,25 @@ class Training:
 
     def __init__(
         self,
-        config: CommonConfig,
+        parts: RunParts,
         directory: RunDirectory,
         tell: Tell,
         make_source: Callable[[TrainingView, LearnerCore], Source],
         *,
-        plan: LearningPlan | None = None,
-        restored: Restored | None = None,
+        build: Callable[[], Learning],
+        resumed: RunState | None = None,
         observers: Sequence[Observer] = (),
         stands_still: bool = False,
     ) -> None:
         """Make the source, which listens if it has workers; call this on the running loop.
 
         Args:
-            config: the effective configuration.
+            parts: the run's settings.
             directory: the run's directory.
             tell: called with (text, logging level) of news for the user.
             make_source: makes the source of this training.
-            plan: result of `plan_learning` for this config, if it has been called before.
-            restored: checkpoint to resume from; None begins a new run.
+            build: loads TensorFlow and builds the model, in a thread chosen by the source.
+            resumed: totals and results to continue; None begins a new run.
             observers: observers, called in this order.
             stands_still: True pauses training after each iteration until the next one is asked for.
                 Otherwise training continues, and iterations are short at first and later a second
@@ -92,19 +90,28 @@ class Training:
         Raises:
             ConfigError: the source cannot be made.
         """
-        prepare_environment(config)
-        run = None if restored is None else restored.run
-        self.config = config
+        prepare_environment(parts.runtime)
         self.directory = directory
         self.tell = tell
         self.end = End()
-        counters = Counters() if run is None else run.counters
-        results = Results(config.metrics_smoothing_episodes, time.monotonic())
-        ledger = Ledger() if run is None else Ledger.from_dict(run.ledger)
-        self.core = LearnerCore.of(config, directory.run_id, counters, results, ledger)
-        self.iteration = Iteration(config, counters, is_paced=not stands_still)
+        counters = Counters()
+        results = Results(parts.report.metrics_smoothing_episodes, time.monotonic())
+        ledger = Ledger()
+        if resumed is not None:
+            counters = resumed.counters
+            ledger = Ledger.from_dict(resumed.ledger)
+        self.core = LearnerCore.of(
+            directory.run_id,
+            parts.transport.limits,
+            parts.sample,
+            counters=counters,
+            results=results,
+            ledger=ledger,
+        )
+        self.iteration = Iteration(parts.report, parts.sample, counters, is_paced=not stands_still)
         self.is_misconfigured = False
-        self._build: Callable[[], Learning] | None = partial(self._build_learning, plan, restored)
+        self._save = parts.save
+        self._build: Callable[[], Learning] | None = build
         self._observers = observers
         self._stands_still = stands_still
         self._learning: Learning | None = None
@@ -112,8 +119,8 @@ class Training:
         self._last_heard: float | None = None
         self._num_observed = counters.updates
         self.source = make_source(self, self.core)
-        if run is not None:
-            results.from_state(run.results, time.monotonic(), progress_of(self.source))
+        if resumed is not None:
+            results.from_state(resumed.results, time.monotonic(), progress_of(self.source))
 
     # State
     # ----------------------------------------------------------------------------------------------
@@ -191,14 +198,9 @@ class Training:
             EnvError: the environment's constructor failed in this process.
         """
         began = time.monotonic()
-        build = self._build
-        self._build = None  # it may hold a whole replay
-        assert build is not None, "it is built once"
         try:
-            learning = self._learning = await self.end.before(self.source.build(build))
-            del build
-            if self.config.resume:
-                self.directory.save_config(self.config)
+            building = self.source.build(self._build_learning)
+            learning = self._learning = await self.end.before(building)
             logger.info(
                 "TensorFlow is loaded and the model is built, in %.1f s", time.monotonic() - began
             )
@@ -211,12 +213,13 @@ class Training:
         self.core.is_enough = lambda: self.iteration.is_due() and self._needs_standstill()
         self.iteration.begin()
 
-    def _build_learning(self, plan: LearningPlan | None, restored: Restored | None) -> Learning:
+    def _build_learning(self) -> Learning:
         """Load TensorFlow and build the model, in a thread chosen by the source."""
-        resumed = None if restored is None else restored.checkpoint
-        learning = build_learning(self.config, self.directory.path, plan, resumed=resumed)
-        give_back(restored, self.config, learning)
-        settings = dict(self.config.env_config)
+        build = self._build
+        self._build = None  # it may hold a whole replay
+        assert build is not None, "it is built once"
+        learning = build()
+        settings = dict(learning.worker_part.env_config)
         for observer in self._observers:
             settings |= observer.env_settings()
         learning.worker_part = learning.worker_part.model_copy(update={"env_config": settings})
@@ -224,7 +227,9 @@ class Training:
 
     def begin_saving(self, learning: Learning) -> None:
         """Keep the state that training begins with, before the first update."""
-        self._saver = Saver(self, self.core, learning, self.source.ask_for_experience)
+        self._saver = Saver(
+            self, self.core, learning, self.source.ask_for_experience, save=self._save
+        )
         self._saver.keep(learning.group.hold_state())
 
     async def begin(self) -> None:
@@ -257,7 +262,9 @@ class Training:
             self.core.stand_still()
             raise
         await self.source.finish_update()
-        return self.finish_iteration() if self.iteration.has_trained else None
+        if not self.iteration.has_trained:
+            return None
+        return self.finish_iteration()
 
     async def _next_update(self) -> bool:
         """Wait for the next update, or several at the same time; return False once the end has
@@ -339,10 +346,10 @@ class Training:
         logger.info("the update is compiled, in %.1f s", took_s)
         _seal_compiled()
 
-    def update_ended(self, done: UpdateDone) -> None:
+    def update_ended(self, update: UpdateDone) -> None:
         """Keep the state after an update that the core has accounted for."""
         self._last_heard = time.monotonic()
-        self.saver.keep(done.state, done.experience)
+        self.saver.keep(update.state, update.experience)
 
     # End
     # ----------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_a_run_takes_over_the_order_of_the_weights_that_it_begins_with(
     assert part.observation_space == stored[DEFAULT]["observation"]
     assert part.action_space == stored[DEFAULT]["action"]
     assert learning.graphs[DEFAULT]["spec"]["action_space"] == stored[DEFAULT]["action"]
-    take_up(checkpoint, config, learning)
+    take_up(checkpoint, learning)
 
 
 def test_a_run_whose_environment_lists_its_parts_in_another_order_keeps_the_order_of_its_weights(
@@ -216,7 +216,7 @@ def test_a_run_whose_environment_lists_its_parts_in_another_order_keeps_the_orde
         "observation": space_to_dict(ROBOT),
         "action": space_to_dict(MOVES),
     }
-    take_up(checkpoint, config, learning)
+    take_up(checkpoint, learning)
 
 
 def test_an_export_is_served_in_the_order_of_the_environment(robot: Path, tmp_path: Path) -> None:

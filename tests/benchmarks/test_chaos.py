@@ -39,9 +39,8 @@ class Learner:
     """Counters of a learner, saved and resumed by aiorl itself; an update takes 64 env steps."""
 
     def __init__(self, run_dir: Path, *, forgets: bool = False) -> None:
-        directory: Any = SimpleNamespace(checkpoints=run_dir / "checkpoints")
-        config: Any = SimpleNamespace(resume=None if forgets else str(run_dir))
-        restored = checkpoint_to_resume(config, directory, lambda text, level: None)
+        directory: Any = SimpleNamespace(checkpoints=run_dir / "checkpoints", is_new=forgets)
+        restored = checkpoint_to_resume(directory, lambda text, level: None)
         self.directory = run_dir / "checkpoints"
         self.counters, self.ledger, self.results = Counters(), Ledger(), reports.Results(100, 0.0)
         self.weights = np.random.default_rng().normal(size=1000).astype(np.float32)

@@ -178,7 +178,7 @@ def test_a_learner_answers_strangers_but_not_without_end() -> None:
 
 
 def test_an_account_is_bounded() -> None:
-    overview = Overview()
+    overview = Overview("e")
     overview.workers = lambda: [
         Worker(slot, f"i{slot}", "w", "\u2028h" * 100, 7, False, None, None, 0.0)
         for slot in range(1, 4097)
@@ -187,13 +187,8 @@ def test_an_account_is_bounded() -> None:
         overview.note(ev.WorkerJoined(slot, f"i{slot}", "h", 7, False), 0)
         overview.note(ev.WorkerFailed(slot, "env", "m" * 4000, ""), 0)
         overview.note(ev.WorkerLost(slot, f"i{slot}", "r" * 4000, 0), 0)
-    directory, source = (
-        SimpleNamespace(run_id="r", path=Path("/r")),
-        SimpleNamespace(addresses=(), env="e"),
-    )
-    training: Any = SimpleNamespace(
-        directory=directory, source=source, status="", silent_s=0.0, config=source
-    )
+    directory = SimpleNamespace(run_id="r", path=Path("/r"))
+    training: Any = SimpleNamespace(directory=directory, status="", silent_s=0.0)
     account = overview.account(training, max_bytes=100_000)
     assert len(json.dumps(account)) <= 100_000
     assert 0 < len(account["workers"]) < account["num_workers"] == account["num_gone"] == 4096

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from aiorl.config.parts import RunParts, RuntimePart
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning import tf_runtime
@@ -20,18 +21,18 @@ from aiorl.learning.tf_runtime import num_threads, prepare_environment
 
 def test_threads_are_as_configured_but_at_most_the_number_of_cores() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert num_threads(CommonConfig(threads=1)) == 1
-    assert num_threads(CommonConfig(threads=4096)) == cores
-    assert num_threads(CommonConfig()) == min(8, cores)
+    assert num_threads(RuntimePart(threads=1)) == 1
+    assert num_threads(RuntimePart(threads=4096)) == cores
+    assert num_threads(RunParts.of(CommonConfig()).runtime) == min(8, cores)
 
 
 def test_r184_num_gpus_0_hides_gpus_and_other_values_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    prepare_environment(CommonConfig(num_gpus=1))
+    prepare_environment(RuntimePart(num_gpus=1))
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
-    prepare_environment(CommonConfig())
+    prepare_environment(RuntimePart())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
 
@@ -66,10 +67,10 @@ def test_tensorflow_keeps_compiled_code_in_our_cache_unless_the_user_names_one(
     monkeypatch.setenv("TF_XLA_FLAGS", flags)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tf_runtime, "_cache", None)
-    prepare_environment(CommonConfig(compilation_cache=setting.format(tmp=tmp_path)))
+    prepare_environment(RuntimePart(compilation_cache=setting.format(tmp=tmp_path)))
     told = os.environ["TF_XLA_FLAGS"].partition(" --tf_xla_persistent_cache_device_types=CPU")[0]
     assert fnmatch(told, expected.format(tmp=tmp_path, auto=tmp_path / "home" / "aiorl" / "xla"))
-    prepare_environment(CommonConfig(compilation_cache=setting.format(tmp=tmp_path)))
+    prepare_environment(RuntimePart(compilation_cache=setting.format(tmp=tmp_path)))
     assert os.environ["TF_XLA_FLAGS"].count("persistent_cache_directory") == expected.count(
         "persistent"
     )
@@ -99,7 +100,7 @@ def test_r186_options_of_index_0_override_the_common_ones() -> None:
     own = config.session_args()
     assert (own["intra_op_parallelism_threads"], own["inter_op_parallelism_threads"]) == (1, 8)
     assert own["gpu_options"] == {"allow_growth": True}
-    assert num_threads(config) == 1
+    assert num_threads(RunParts.of(config).runtime) == 1
 
 
 class FakeTensorFlow:
@@ -143,15 +144,16 @@ def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_one_gpus_memory(
 
 def test_tensorflow_prints_no_greeting_and_r33_missing_gpus_are_an_error() -> None:
     code = (
-        "from aiorl.config.schema import CommonConfig\nfrom aiorl.learning.tf_runtime import"
+        "from aiorl.config.parts import RunParts, RuntimePart\nfrom aiorl.config.schema import"
+        " CommonConfig\nfrom aiorl.learning.tf_runtime import"
         " configure_tensorflow\noptions = {'intra_op_parallelism_threads': 7,"
         " 'allow_soft_placement': False, 'device_count': {'CPU': 2}}\nown ="
         " {'intra_op_parallelism_threads':"
-        " 1}\nconfigure_tensorflow(CommonConfig(tf_session_args=options,"
-        " local_tf_session_args=own))\nimport tensorflow as tf\nassert"
+        " 1}\nconfigure_tensorflow(RunParts.of(CommonConfig(tf_session_args=options,"
+        " local_tf_session_args=own)).runtime)\nimport tensorflow as tf\nassert"
         " tf.config.threading.get_intra_op_parallelism_threads() == 1\nassert not"
         " tf.config.get_soft_device_placement()\nassert len(tf.config.list_logical_devices('CPU'))"
-        " == 2\ntry:\n    configure_tensorflow(CommonConfig(num_gpus=1))\nexcept ValueError as"
+        " == 2\ntry:\n    configure_tensorflow(RuntimePart(num_gpus=1))\nexcept ValueError as"
         " error:\n    print(error)\n"
     )
     done = subprocess.run(
@@ -182,11 +184,11 @@ def test_standard_error_still_works_while_several_threads_load_tensorflow(
         print_in_c(b"a greeting\n")
 
     def import_it() -> None:
-        tf_runtime.import_tensorflow(CommonConfig(compilation_cache="off"))
+        tf_runtime.import_tensorflow(RuntimePart())
         first_has_left.set()
 
     monkeypatch.setattr(tf_runtime, "load_tensorflow", load)
-    monkeypatch.setattr(tf_runtime, "prepare_environment", lambda config: None)
+    monkeypatch.setattr(tf_runtime, "prepare_environment", lambda runtime: None)
     threads = [threading.Thread(target=import_it) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -36,7 +36,9 @@ class Alone(InProcess):
         self.directory.save_address = lambda bind: None
         self.versions: list[tuple[list[int], int]] = []
         training: Any = self
-        self.source: Any = LocalSource(training, self.core, here=loop)
+        self.source: Any = LocalSource(
+            training, self.core, sample=self.parts.sample, bind=self.config.bind, loop=loop
+        )
 
     async def begin(self) -> None:
         await self.source.start()

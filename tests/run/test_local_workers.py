@@ -17,6 +17,7 @@ import psutil
 import pytest
 from in_process import QUICK, InProcess, learner_over_tcp, until
 
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import WorkerError
 from aiorl.net.protocol.events import WorkerFailed
@@ -101,9 +102,6 @@ class Watched:
             mark_process_lost=lambda *_: None,
         )
         self.training: Any = SimpleNamespace(
-            config=CommonConfig.from_mapping(
-                {"env": "CartPole-v1", "num_workers": num_workers, **options}
-            ),
             counters=SimpleNamespace(env_steps_sampled=7),
             directory=SimpleNamespace(worker_log=lambda slot: Path(f"worker-{slot}.txt")),
             tell=lambda text, level: self.told.append(text),
@@ -116,7 +114,10 @@ class Watched:
 
         monkeypatch.setattr(module, "Children", make)
         monkeypatch.setattr(module, "_is_stopped", lambda pid: pid in self.stopped)
-        self.workers = LocalWorkers(self.training, self.session, "ipc://nowhere")  # type: ignore[arg-type]
+        settings = {"env": "CartPole-v1", "num_workers": num_workers, **options}
+        sample = RunParts.of(CommonConfig.from_mapping(settings)).sample
+        session: Any = self.session
+        self.workers = LocalWorkers(self.training, session, "ipc://nowhere", sample)
         self.workers.may_be_lost = True
 
     def look(self, now: float, *registered: int) -> list[int]:

@@ -16,11 +16,13 @@ from in_process import LENGTH, NUM_ENVS, FakeAlgorithm, fake_learning, with_sett
 
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.acting.run_dir import RunDirectory
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import MemoryQuotaError
 from aiorl.keys import make_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process import tasks as tasks_module
+from aiorl.run import run as run_module
 from aiorl.run import training as module
 from aiorl.run.counters import Counters
 from aiorl.run.iteration import Iteration
@@ -71,7 +73,7 @@ class Showing:
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Run, Any]]:
     """Return a factory of runs without workers, whose model is never ready."""
-    monkeypatch.setattr(module, "prepare_environment", lambda config: None)
+    monkeypatch.setattr(module, "prepare_environment", lambda runtime: None)
 
     async def never(self: RemoteSource, step: Any) -> None:
         await asyncio.get_running_loop().create_future()
@@ -203,11 +205,12 @@ def test_stop_time_counts_from_the_start_of_the_run(
     run, _ = start(stop_time_s=0.5)
     done = threading.Event()
     if while_it == "compiles":
-        algorithm = FakeAlgorithm(CommonConfig(env="CartPole-v1"))
+        config = CommonConfig(env="CartPole-v1")
+        algorithm = FakeAlgorithm(config)
         monkeypatch.setattr(algorithm, "warm_up", lambda: done.wait(30))
 
         async def build(self: RemoteSource, step: Any) -> Any:
-            return fake_learning(training_of(run).config, algorithm)
+            return fake_learning(config, algorithm)
 
         monkeypatch.setattr(RemoteSource, "build", build)
     try:
@@ -236,7 +239,7 @@ def trained(
         def build(config: CommonConfig, *arguments: Any, **options: Any) -> Any:
             return fake_learning(config, algorithm(config))
 
-        monkeypatch.setattr(module, "build_learning", build)
+        monkeypatch.setattr(run_module, "build_learning", build)
         settings = {
             "env": "CartPole-v1",
             "seed": 1,
@@ -323,9 +326,8 @@ def test_a_horizon_is_suggested_once_if_hardly_any_episode_ends(
     caplog: pytest.LogCaptureFixture, settings: dict[str, Any], episodes: int, warns: bool
 ) -> None:
     counters = Counters()
-    iteration = Iteration(
-        CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings), counters
-    )
+    parts = RunParts.of(CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings))
+    iteration = Iteration(parts.report, parts.sample, counters)
     for env_steps in (47_999, 48_000, 60_000):
         counters.env_steps_sampled = env_steps
         iteration.look_at_episodes(episodes)

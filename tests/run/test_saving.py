@@ -22,11 +22,12 @@ from aiorl.acting.checkpoint import (
     save_checkpoint,
 )
 from aiorl.acting.filters import MeanStdFilter, make_filter
+from aiorl.config.parts import RunParts
+from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithm import AlgorithmState
-from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.counters import Counters
 from aiorl.run.end import wait_for_last
@@ -68,7 +69,6 @@ def make(
     folder: Path, before: Any = lambda: None, stored: Stored | None = None, ask: Any = lambda: None
 ) -> tuple[Saver, Any]:
     service: Any = SimpleNamespace(
-        config=PPOConfig(env="E-v1"),
         directory=SimpleNamespace(checkpoints=folder, run_id="ab"),
         fail=pytest.fail,
         tell=pytest.fail,
@@ -84,7 +84,8 @@ def make(
     learning: Any = SimpleNamespace(
         spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()
     )
-    saver = Saver(service, service.core, learning, ask)
+    save = RunParts.of(CommonConfig(env="E-v1")).save
+    saver = Saver(service, service.core, learning, ask, save=save)
     service.counters.updates = 1
     return saver, service
 
@@ -198,9 +199,6 @@ class Group:
         self.states.append(state)
 
 
-CONFIG: Any = SimpleNamespace(env="E", algo="ppo")
-
-
 def learning(name: str) -> Any:
     part = WorkerPart(env="E", seed=3)
     filters = {DEFAULT_POLICY_ID: make_filter(name, (2,))}
@@ -225,7 +223,7 @@ def seen() -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["MeanStdFilter", "ConcurrentMeanStdFilter"])
 def test_after_a_resume_statistics_continue_and_workers_have_new_seeds(name: str) -> None:
     run = learning(name)
-    take_up(a_checkpoint(**seen()), CONFIG, run)
+    take_up(a_checkpoint(**seen()), run)
     (state,) = run.group.states
     assert set(state.tensors) == {"w"}
     for part, array in run.filters[DEFAULT_POLICY_ID].state().items():
@@ -247,7 +245,7 @@ def test_another_filter_is_refused_before_anything_is_changed(
 ) -> None:
     run = learning(name)
     with pytest.raises(CheckpointError, match=value):
-        take_up(a_checkpoint(**state), CONFIG, run)
+        take_up(a_checkpoint(**state), run)
     assert not run.group.states
     assert getattr(run.filters[DEFAULT_POLICY_ID], "count", 0) == 0
 

@@ -23,6 +23,7 @@ from gymnasium import spaces
 from memory_endpoint import MemoryNetwork
 
 from aiorl.acting.filters import ReturnFilter, make_filter, returns_of
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, TransportConfig, WorkerPart
 from aiorl.data import columns as c
@@ -190,7 +191,15 @@ class InProcess:
         self.counters = Counters()
         self.results = Results(100, time.monotonic())
         self.ledger = Ledger()
-        self.core = LearnerCore.of(self.config, "run", self.counters, self.results, self.ledger)
+        self.parts = RunParts.of(self.config)
+        self.core = LearnerCore.of(
+            "run",
+            self.parts.transport.limits,
+            self.parts.sample,
+            counters=self.counters,
+            results=self.results,
+            ledger=self.ledger,
+        )
         self.directory = SimpleNamespace(
             run_id="run", last_port=0, worker_log=lambda slot: Path("/dev/null")
         )
@@ -202,7 +211,9 @@ class InProcess:
 
     def start(self, num_workers: int = 2) -> None:
         training: Any = self
-        self.source = MemorySource(training, self.core)
+        self.source = MemorySource(
+            training, self.core, transport=self.parts.transport, sample=self.parts.sample
+        )
         for _ in range(num_workers):
             self.add_worker()
         self.source.admit(fake_learning(self.config, self.algorithm, self.num_envs))

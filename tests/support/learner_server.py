@@ -165,10 +165,10 @@ class _Server:
 
 def _load() -> None:
     """Import a learner's modules, and TensorFlow as a learner does."""
-    from aiorl.config.schema import CommonConfig
+    from aiorl.config.parts import RuntimePart
     from aiorl.learning import tf_runtime
 
-    tf_runtime.import_tensorflow(CommonConfig(compilation_cache="off"))
+    tf_runtime.import_tensorflow(RuntimePart())
     import tensorboard.summary.writer.record_writer  # noqa: F401
     import tensorflow as tf
     import tf2onnx.convert  # noqa: F401

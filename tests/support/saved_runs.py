@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.config.parts import RunParts
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, build_learning
@@ -39,7 +40,6 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     for policy_id, observations in (seen or {}).items():
         learning.filters[policy_id](observations)
     training: Any = SimpleNamespace(
-        config=config,
         directory=SimpleNamespace(checkpoints=directory / "checkpoints", run_id="ab"),
         fail=_raise,
         before_checkpoint=lambda: None,
@@ -53,7 +53,7 @@ def save_run(directory: Path, seen: Any = None, **settings: Any) -> Learning:
     )
 
     async def save() -> None:
-        saver = Saver(training, core, learning, ask_for_experience=lambda: None)
+        saver = Saver(training, core, learning, lambda: None, save=RunParts.of(config).save)
         training.counters.updates, training.counters.env_steps_trained = 7, 1400
         saver.keep(learning.group.get_state)
         await saver.save_last()

@@ -19,7 +19,7 @@ from aiorl.acting.actor import CARRIES_ACTION
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.acting.older_order import KEEPS_ORDER
 from aiorl.config.code import import_object
-from aiorl.config.schema import CommonConfig
+from aiorl.config.parts import RuntimePart
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ConfigError, ExportError, nearest
 from aiorl.learning.tf_runtime import import_tensorflow
@@ -81,7 +81,7 @@ class _Format:
     def write(self, form: PolicyForm, directory: Path) -> Runner:
         """Write a policy, and return a function that runs the file."""
         if "tensorflow" in self.packages and "tensorflow" not in sys.modules:
-            import_tensorflow(CommonConfig(compilation_cache="off"))
+            import_tensorflow(RuntimePart())
         writer = import_object(f"aiorl.run.export.{self.writer}", key="formats")
         runner: Runner = writer(form, directory / self.file)
         return runner

@@ -51,7 +51,7 @@ def make_display(headline: Headline, stream: TextIO | None = None) -> Display:
     lines.
 
     Args:
-        headline: config and goals of the run.
+        headline: what the run does.
         stream: stream to write to; None is stdout.
     """
     console = Console(file=stream or sys.stdout, highlight=False)
@@ -75,7 +75,7 @@ class PlainDisplay:
     def start(self, now: float) -> None:
         """Write the algorithm and the environment."""
         self._started = now
-        self._line(f"aiorl: {self._headline.config.algo} on {self._headline.config.env}", now)
+        self._line(f"aiorl: {self._headline.algo} on {self._headline.env}", now)
 
     def status(self, text: str, now: float) -> None:
         """Write the reason for a wait."""
@@ -123,14 +123,14 @@ class PlainDisplay:
         result = self._result or {}
         self._result = None
         self._shown_at = now
-        config = self._headline.config
-        texts = figures(result, Headline(config, goals={}))
+        headline = self._headline
+        texts = figures(result, headline._replace(goals={}))
         line = (
             f"iteration {texts['iteration']:<5} steps {texts['env steps']:<11}"
             f" return {texts['mean return']:<14} sampled/s {texts['sampled/s']:<8}"
             f" trained/s {texts['trained/s']:<8} lag {texts['policy lag']}"
         )
-        if not config.is_alone:
+        if headline.num_workers is not None:
             line += f"  workers {texts['workers']}  in {texts['received']}"
         by_policy = policy_returns_text(result)
         if by_policy:
@@ -242,7 +242,10 @@ class LiveDisplay:
             terminal = self._console.file.fileno()
             if os.tcgetpgrp(terminal) == os.getpgrp():
                 modes = termios.tcgetattr(terminal)
-                modes[3] = modes[3] | termios.ECHOCTL if is_on else modes[3] & ~termios.ECHOCTL
+                if is_on:
+                    modes[3] |= termios.ECHOCTL
+                else:
+                    modes[3] &= ~termios.ECHOCTL
                 termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
     def _draw(self, now: float, *, force: bool = False) -> None:
@@ -274,7 +277,6 @@ class LiveDisplay:
         )
 
     def _panel(self) -> Panel:
-        config = self._headline.config
         parts: list[Any] = []
         if self._result:
             parts.append(self._figures())
@@ -300,9 +302,9 @@ class LiveDisplay:
             Group(*parts),
             title=Text.assemble(
                 ("aiorl ", "bold"),
-                (config.algo, "bold cyan"),
+                (self._headline.algo, "bold cyan"),
                 " on ",
-                (str(config.env), "bold cyan"),
+                (self._headline.env, "bold cyan"),
             ),
             title_align="left",
             subtitle=Text(
@@ -321,11 +323,14 @@ class LiveDisplay:
         return line
 
     def _figures(self) -> Table:
-        config = self._headline.config
+        num_workers = self._headline.num_workers
         alive = int(self._result.get("num_healthy_workers", 0))
-        colour = "yellow" if alive else "bold red"
-        if config.is_alone or alive >= max(1, config.num_workers):
+        if num_workers is None or alive >= max(1, num_workers):
             colour = "green"
+        elif alive:
+            colour = "yellow"
+        else:
+            colour = "bold red"
         styles = {"mean return": "bold green", "workers": colour}
         cells: list[str | Text] = []
         for name, text in figures(self._result, self._headline).items():
@@ -347,7 +352,7 @@ def with_progress_line(
 
     Args:
         results: results of a run.
-        headline: config and goals of the run.
+        headline: what the run does.
         stream: stream to write to; None is stdout.
 
     Yields:

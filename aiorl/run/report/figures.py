@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiorl.config.command_line import as_typed
-from aiorl.config.schema import CommonConfig
 from aiorl.text import return_text
 
 _NUM_POLICIES = 6
@@ -17,14 +16,18 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Headline(NamedTuple):
-    """Config and goals of a run, for the panel's title and figures.
+    """Contents and goals of a run, for the panel's title and figures.
 
     Attributes:
-        config: the effective configuration.
+        algo: its algorithm.
+        env: its environment.
+        num_workers: workers that the learner starts; None if its process samples by itself.
         goals: bounds of the stop criteria by key.
     """
 
-    config: CommonConfig
+    algo: str
+    env: str
+    num_workers: int | None
     goals: Mapping[str, float]
 
 
@@ -86,7 +89,7 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     """
     steps = int(result.get("timesteps_total", 0))
     mean = number_at(result, "episode_reward_mean_last_100")
-    config, goals = headline
+    goals = headline.goals
     goal = f", goal {goals['stop_return']:g}" if "stop_return" in goals else ""
     steps_text = f"{steps:,}"
     if "stop_timesteps" in goals:
@@ -96,7 +99,7 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     return {
         "mean return": f"{return_text(mean)}{goal}" if math.isfinite(mean) else "no episode yet",
         "sampled/s": rate_text(number_at(result, "sampled_steps_per_s")),
-        "workers": _workers_text(result, config),
+        "workers": _workers_text(result, headline.num_workers),
         "env steps": steps_text,
         "trained/s": rate_text(number_at(result, "trained_steps_per_s")),
         "policy lag": "{:.0f}/{:.1f}/{:.0f}".format(*lag) if math.isfinite(lag[1]) else "-",
@@ -106,12 +109,13 @@ def figures(result: Mapping[str, Any], headline: Headline) -> dict[str, str]:
     }
 
 
-def _workers_text(result: Mapping[str, Any], config: CommonConfig) -> str:
-    alive = int(result.get("num_healthy_workers", 0))
-    if config.is_alone:
+def _workers_text(result: Mapping[str, Any], num_workers: int | None) -> str:
+    if num_workers is None:
         return "this process"
-    # more can join than the run was started with
-    return f"{alive} of {config.num_workers}" if alive <= config.num_workers else f"{alive}"
+    alive = int(result.get("num_healthy_workers", 0))
+    if alive > num_workers:  # more can join than the run was started with
+        return str(alive)
+    return f"{alive} of {num_workers}"
 
 
 def policy_returns_text(result: Mapping[str, Any]) -> str:
@@ -135,7 +139,9 @@ def rate_text(value: float) -> str:
         return "-"
     if value < 10_000:
         return f"{value:,.0f}"
-    return f"{value / 1000:,.0f} k" if value < 1e6 else f"{value / 1e6:,.2f} M"
+    if value < 1e6:
+        return f"{value / 1000:,.0f} k"
+    return f"{value / 1e6:,.2f} M"
 
 
 def bytes_text(value: float) -> str:
@@ -154,7 +160,9 @@ def clock_text(seconds: float) -> str:
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     minutes, seconds = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes:02}:{seconds:02}"
 
 
 def number_at(values: Mapping[str, Any], name: str) -> float:

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 from aiorl.acting.run_dir import RunDirectory
-from aiorl.config.schema import CommonConfig
 from aiorl.process.kept_logs import LogRotation
 
 logger = logging.getLogger(__name__)
@@ -89,19 +88,23 @@ class RunLog(contextlib.ExitStack):
     ``log_level`` up.
     """
 
-    def __init__(self, directory: RunDirectory, config: CommonConfig) -> None:
+    def __init__(
+        self, directory: RunDirectory, *, level: str, num_workers: int, max_bytes: int
+    ) -> None:
         """Open the log.
 
         Args:
             directory: the run directory.
-            config: the effective configuration.
+            level: lowest level of records, a value of ``log_level``.
+            num_workers: workers that the learner starts.
+            max_bytes: size at which a log starts again.
         """
         super().__init__()
         file = LogFile(directory.log)
-        file.setLevel(config.log_level.replace("WARN", "WARNING"))
+        file.setLevel(level.replace("WARN", "WARNING"))
         _use(file.level, is_open=True)
         _package_logger.addHandler(file)
-        rotation = LogRotation(directory.logs(config.num_workers), config.log_max_bytes)
+        rotation = LogRotation(directory.logs(num_workers), max_bytes)
         # in the reverse order of these lines, and each even if another one fails
         self.callback(file.close)
         self.callback(_package_logger.removeHandler, file)

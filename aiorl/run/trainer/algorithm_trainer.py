@@ -21,6 +21,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
 from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
+from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
@@ -45,7 +46,7 @@ from aiorl.run.evaluations import Evaluations, evaluate_arguments
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
 from aiorl.run.restoring import is_scaled
-from aiorl.run.run import source_for
+from aiorl.run.run import build_or_restore, source_for
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.trainer.trainer import Trainer
 from aiorl.run.training import Training
@@ -239,7 +240,9 @@ class AlgorithmTrainer(Trainer):
         action, state_out, outputs = self._actor(policy_id).compute_single_action(
             observation, state, prev_action, prev_reward, explore=explore
         )
-        return (action, state_out, outputs) if state or full_fetch else action
+        if state or full_fetch:
+            return action, state_out, outputs
+        return action
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy:
         """Return a policy as workers have it, with the current weights.
@@ -542,7 +545,7 @@ class AlgorithmTrainer(Trainer):
         count = self.config.evaluation_num_episodes if episodes is None else episodes
         with tempfile.TemporaryDirectory(prefix="aiorl-") as folder:
             checkpoint = self._write_checkpoint(Path(folder), with_experience=False)
-            arguments = {**evaluate_arguments(self.config), **how}
+            arguments = {**evaluate_arguments(self.config.evaluation_config), **how}
             evaluation = evaluate(checkpoint, episodes=count, seed=seed, **arguments)
         return replace(evaluation, checkpoint="")
 
@@ -550,7 +553,9 @@ class AlgorithmTrainer(Trainer):
     # ----------------------------------------------------------------------------------------------
 
     def _planned(self, config: CommonConfig) -> CommonConfig:
-        prepare_environment(config)  # a module of the user's may load TensorFlow
+        prepare_environment(
+            RunParts.of(config).runtime
+        )  # a module of the user's may load TensorFlow
         self._plan = plan_learning(config)
         return self._plan.config
 
@@ -559,33 +564,37 @@ class AlgorithmTrainer(Trainer):
         self._ending.callback(self._loop.close)
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
+        parts = RunParts.of(config)
         self._evaluations = Evaluations(
-            config, self._directory.path, self._tell, can_play_here=config.is_alone
+            parts.evaluation, self._directory.path, self._tell, can_play_here=config.is_alone
         )
         self._result: dict[str, Any] = {}
         self._actors: dict[str, tuple[tuple[int, int], Actor, ObservationFilter]] = {}
-        self._ask(self._begin())
+        self._ask(self._begin(parts))
+        if not self._directory.is_new:
+            self._directory.save_config(config)
         training = self._training
         self.iteration = training.results.training_iteration
         learning = training.learning
         self._acting = ActingState.of(
-            config, learning.worker_part, learning.graphs, learning.spaces
+            parts.save.settings, learning.worker_part, learning.graphs, learning.spaces
         )
         self._announce_evaluation()
         self._ask(training.begin())
 
-    async def _begin(self) -> None:
+    async def _begin(self, parts: RunParts) -> None:
         """Build the training, and return when it can begin."""
+        restored = self._restored
         training = Training(
-            self.config,
+            parts,
             self._directory,
             self._tell,
-            source_for(self.config, self._loop),
-            plan=self._plan,
-            restored=self._restored,
+            source_for(parts, self._loop),
+            build=lambda: build_or_restore(self.config, self._directory, self._plan, restored),
+            resumed=None if restored is None else restored.run,
             observers=[
-                Checkpoints(self.config.checkpoint_interval_s),
-                self._files,
+                Checkpoints(parts.save.interval_s),
+                self._output.files,
                 self._evaluations,
             ],
             stands_still=True,

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
@@ -32,17 +33,18 @@ from aiorl.config.layers import (
     refuse_keys_of_new_runs,
     restore_withheld,
 )
+from aiorl.config.parts import RunParts
 from aiorl.config.rllib_file import no_attribute
 from aiorl.config.schema import CommonConfig
 from aiorl.env.registry import EnvCreator, name_elsewhere, resolve_env
 from aiorl.errors import CheckpointError, ConfigError, EndOfData, WorkerError
 from aiorl.run.local_workers import HINT
-from aiorl.run.observers import RunFiles, StopCriteria, StopFigures
+from aiorl.run.observers import RunFiles, StopFigures
 from aiorl.run.report.console import with_progress_line
-from aiorl.run.report.figures import Headline
 from aiorl.run.report.log_files import RunLog
 from aiorl.run.report.loggers import Logger
 from aiorl.run.restoring import Restored, checkpoint_to_resume
+from aiorl.run.run import criteria_of, headline_of
 from aiorl.run.trainer.resources import ResourceRequest, default_resource_request, resource_help
 from aiorl.run.training import report
 from aiorl.sampling.callbacks import DefaultCallbacks
@@ -110,6 +112,28 @@ def _subclasses(kind: type[Trainer]) -> Iterator[type[Trainer]]:
         yield from _subclasses(subclass)
 
 
+@dataclass(slots=True)
+class _Output:
+    """Places for the results of a trainer.
+
+    Attributes:
+        files: the run's files and ports.
+        writer: writes the results: the files, or the user's logger.
+        unwritten: the newest result until it is written.
+    """
+
+    files: RunFiles
+    writer: RunFiles | Logger
+    unwritten: dict[str, Any] | None = None
+
+    def write(self) -> None:
+        """Write the newest result, once."""
+        result = self.unwritten
+        self.unwritten = None
+        if result is not None:
+            self.writer.write(result)
+
+
 class Trainer:
     """One training run that a program controls; each call of ``train`` runs one iteration.
 
@@ -122,7 +146,6 @@ class Trainer:
         raw_user_config: the keys that the user set.
         iteration: number of iterations finished, including those before a restore.
         global_vars: ``timestep``: env steps sampled before the current iteration.
-        logdir: path of the run directory.
     """
 
     _name: ClassVar[str] = ""
@@ -158,20 +181,18 @@ class Trainer:
             NotImplementedError: the class names no algorithm or config, or has no ``_init``.
             AiorlError: the run cannot be built.
         """
-        self._is_stopped = True
-        self._process = os.getpid()
+        self._why_stopped = "has not begun"
         self._turn = threading.RLock()
         refuse_in_import("makes a trainer")
         self.raw_user_config, self.config = self._effective(config, env)
         os.environ.update(self.config.extra_python_environs_for_driver)
         creator = creator_of(self.config)
-        self._restored = (
-            Restored.find(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
-        )
+        if isinstance(checkpoint, str | Path):
+            checkpoint = Restored.find(checkpoint)
+        self._restored = checkpoint
         self.global_vars: dict[str, Any] = {"timestep": 0}
         self.iteration = 0
         self._logger_creator = logger_creator
-        self._unwritten: dict[str, Any] | None = None
         self._open(creator)
 
     if not TYPE_CHECKING:  # type checkers should know the real attributes only
@@ -179,6 +200,11 @@ class Trainer:
         def __getattr__(self, name: str) -> Any:
             """Refuse an unknown attribute, with a hint if trainers of other libraries have it."""
             raise no_attribute("trainer", self, name)
+
+    @property
+    def logdir(self) -> str:
+        """Path of the run directory."""
+        return str(self._directory.path)
 
     @classmethod
     def with_common_config(cls, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,7 +301,7 @@ class Trainer:
         try:
             return self._train_and_report()
         except BaseException as error:
-            self._files.flush()
+            self._output.files.flush()
             # in a notebook the trainer survives Ctrl-C, but for how long?
             if isinstance(error, KeyboardInterrupt):
                 self._save_unsaved()
@@ -289,8 +315,8 @@ class Trainer:
         try:
             self._evaluate(result)
         finally:  # the result is written even if its evaluation failed or was interrupted
-            self._unwritten = result
-            report(result, self._callbacks(), self, lambda _: self._write_result())
+            self._output.unwritten = result
+            report(result, self._callbacks(), self, lambda _: self._output.write())
         return result
 
     def iterate(self, *, progress: bool = False, **stop: float | None) -> Iterator[dict[str, Any]]:
@@ -315,10 +341,10 @@ class Trainer:
         """
         began = time.monotonic()
         count = 0
-        criteria = StopCriteria.of(self.config, **stop)
+        criteria = criteria_of(self.config, **stop)
         if progress:
             yield from with_progress_line(
-                self.iterate(progress=False, **criteria), Headline(self.config, criteria)
+                self.iterate(progress=False, **criteria), headline_of(self.config, criteria)
             )
             return
         while True:
@@ -328,7 +354,7 @@ class Trainer:
                 return
             count += 1
             yield result
-            if self._is_stopped:
+            if self._why_stopped:
                 return
             evaluation = result.get("evaluation", {})
             progress_so_far = StopFigures(
@@ -346,9 +372,9 @@ class Trainer:
 
         Later calls do nothing.
         """
-        if self._is_stopped:
+        if self._why_stopped:
             return
-        self._is_stopped = True
+        self._why_stopped = "was stopped"
         self._ending.close()
 
     def __enter__(self) -> Self:
@@ -510,25 +536,24 @@ class Trainer:
         """Make the run directory, and build everything."""
         self.config = self._planned(self.config)
         self._directory = RunDirectory.open(self.config)
-        self.logdir = str(self._directory.path)
-        log = RunLog(self._directory, self.config)
-        self._files = RunFiles(self.config, self._directory)
-        self._writer: RunFiles | Logger = self._files
-        self._is_stopped = False
+        log = run_log(self._directory, self.config)
+        files = RunFiles(RunParts.of(self.config).files, self._directory)
+        output = self._output = _Output(files, files)
+        self._why_stopped = ""
         _running.add(self)
         ending = self._ending = contextlib.ExitStack()  # every step runs, even if another one fails
-        for step in (log.close, self._directory.close, self._files.close):
+        for step in (log.close, self._directory.close, files.close):
             ending.callback(step)
         ending.callback(_running.discard, self)
         try:
             if self._restored is None:
-                self._restored = checkpoint_to_resume(self.config, self._directory, self._tell)
+                self._restored = checkpoint_to_resume(self._directory, self._tell)
             if self._logger_creator is not None:
-                self._writer = self._logger_creator(self.config.to_dict())
-                ending.callback(self._writer.close)
+                output.writer = self._logger_creator(self.config.to_dict())
+                ending.callback(output.writer.close)
             else:
-                self._files.open(None if self._restored is None else self._restored.run)
-            ending.callback(self._write_result)
+                files.open(None if self._restored is None else self._restored.run)
+            ending.callback(output.write)  # if a hook stops the trainer
             ending.callback(self._stop)
             self._init(self.config, creator)
             self._restored = None  # may hold a whole replay
@@ -552,29 +577,17 @@ class Trainer:
         raise RuntimeError(f"workers failed in each of {1 + _MAX_RETRIES} attempts at an iteration")
 
     def _check_running(self) -> None:
-        if self._is_stopped:
-            reason = "was stopped"
-            if self._process != os.getpid():
-                reason = "belongs to the process that forked this one"
+        if self._why_stopped:
             raise RuntimeError(
-                f"this trainer {reason}; continue with a new one: Trainer.restore(checkpoint)"
+                f"this trainer {self._why_stopped}; continue with a new one:"
+                " Trainer.restore(checkpoint)"
             )
-
-    def _write_result(self) -> None:
-        """Write the newest result, once.
-
-        If a hook stops the trainer, this is before the files are closed.
-        """
-        result = self._unwritten
-        self._unwritten = None
-        if result is not None:
-            self._writer.write(result)
 
     def _tell(self, text: str, level: int) -> None:
         logger.log(level, "%s", text)
 
     def __repr__(self) -> str:
-        state = "stopped" if self._is_stopped else f"iteration {self.iteration}"
+        state = "stopped" if self._why_stopped else f"iteration {self.iteration}"
         return f"<{type(self).__name__} on {self.config.env}, {state}, {self.logdir}>"
 
 
@@ -596,7 +609,7 @@ def _stop_all() -> None:
 def _leave_to_parent() -> None:
     """Drop all trainers in a forked child: their threads and processes belong to the parent."""
     for trainer in _running:
-        trainer._is_stopped = True
+        trainer._why_stopped = "belongs to the process that forked this one"
     _running.clear()
 
 
@@ -621,6 +634,16 @@ def settings_of(config: Mapping[str, Any] | CommonConfig | None) -> dict[str, An
             ),
         )
     return dict(config or {})
+
+
+def run_log(directory: RunDirectory, config: CommonConfig) -> RunLog:
+    """Open the log of a run."""
+    return RunLog(
+        directory,
+        level=config.log_level,
+        num_workers=config.num_workers,
+        max_bytes=config.log_max_bytes,
+    )
 
 
 def creator_of(config: CommonConfig) -> EnvCreator:

@@ -16,10 +16,9 @@ from aiorl.errors import AiorlError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.run.build import plan_learning
 from aiorl.run.report.console import PlainDisplay, make_display
-from aiorl.run.report.log_files import RunLog
 from aiorl.run.run import Run
 from aiorl.run.threads import LoopThread
-from aiorl.run.trainer.trainer import ENV_HINT, creator_of, settings_of
+from aiorl.run.trainer.trainer import ENV_HINT, creator_of, run_log, settings_of
 
 
 def train(
@@ -65,11 +64,15 @@ def train(
     plan = plan_learning(effective)
     loop = LoopThread("aiorl-run")
     try:
-        with RunDirectory.open(plan.config) as directory, RunLog(directory, plan.config):
+        config_of_run = plan.config
+        with (
+            RunDirectory.open(config_of_run) as directory,
+            run_log(directory, config_of_run),
+        ):
             # a live panel would be drawn over a debugger's prompt
             plain = partial(PlainDisplay, stream=sys.stdout)
-            display = plain if plan.config.is_alone else make_display
-            run = Run(plan.config, directory, display, plan=plan, here=loop)
+            display = plain if config_of_run.is_alone else make_display
+            run = Run(config_of_run, directory, display, plan=plan, caller=loop)
 
             def stop() -> None:
                 run.request_stop("Ended by Ctrl-C.")

@@ -34,7 +34,7 @@ GRAPH, SPEC, WEIGHTS = make_graph(
 )
 STATE = (
     ActingState.of(
-        CONFIG,
+        CONFIG.to_dict(),
         WorkerPart.of(CONFIG, policies={POLICY: PolicyPart(config={"model": {}})}),
         {POLICY: {"graph": GRAPH, "spec": SPEC.to_dict()}},
         {

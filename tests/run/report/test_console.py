@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.report.console import (
     DisplayHandler,
     LiveDisplay,
@@ -17,7 +16,7 @@ from aiorl.run.report.console import (
 )
 from aiorl.run.report.figures import Headline, Summary
 
-HEADLINE = Headline(PPOConfig(env="CartPole-v1", num_workers=2), {"stop_return": 475})
+HEADLINE = Headline("ppo", "CartPole-v1", num_workers=2, goals={"stop_return": 475})
 
 
 def result(iteration: int, **more: Any) -> dict[str, Any]:
@@ -59,7 +58,7 @@ def test_plain_figures_come_at_most_once_a_second_and_always_at_the_end() -> Non
 
 def test_results_pass_unchanged_with_their_figures_on_one_line() -> None:
     stream = io.StringIO()
-    headline = Headline(HEADLINE.config, {"stop_return": 475, "stop_timesteps": 100_000})
+    headline = HEADLINE._replace(goals={"stop_return": 475, "stop_timesteps": 100_000})
     for shown in with_progress_line([result(1), result(20), result(300)], headline, stream):
         if shown["training_iteration"] == 20:
             break

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.report.figures import (
     Headline,
     Summary,
@@ -65,12 +64,12 @@ def test_rates_bytes_and_times_are_short(shown: str, text: str) -> None:
         ({}, {}, "policy lag", "-"),
         ({"num_healthy_workers": 1}, {}, "workers", r"1\D+2"),
         ({"num_healthy_workers": 5}, {}, "workers", "5"),
-        ({}, {"num_workers": 0}, "workers", r"\D+"),
+        ({}, {"num_workers": None}, "workers", r"\D+"),
     ],
 )
 def test_figures_show_their_goals(result: Any, goals: Any, name: str, pattern: str) -> None:
-    config = PPOConfig(env="CartPole-v1", num_workers=goals.pop("num_workers", 2))
-    assert re.fullmatch(pattern, figures(result, Headline(config, goals))[name])
+    headline = Headline("ppo", "CartPole-v1", num_workers=goals.pop("num_workers", 2), goals=goals)
+    assert re.fullmatch(pattern, figures(result, headline)[name])
 
 
 def test_a_sparkline_has_a_character_for_each_share() -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.report.console import LiveDisplay
 from aiorl.run.report.figures import Headline, Summary
 
-HEADLINE = Headline(PPOConfig(env="CartPole-v1", num_workers=2), {"stop_return": 475})
+HEADLINE = Headline("ppo", "CartPole-v1", num_workers=2, goals={"stop_return": 475})
 RESULT: dict[str, Any] = {
     "training_iteration": 42,
     "timesteps_total": 1_234_567,

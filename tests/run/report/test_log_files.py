@@ -102,7 +102,7 @@ def test_a_full_disk_is_reported_once_and_has_no_other_effect_on_the_run(
     assert lines[0].endswith("WARNING aiorl.test: first")
     assert lines[-1].endswith("last")
     stream = io.StringIO()
-    shown.drain(PlainDisplay(Headline(PPOConfig(env="CartPole-v1"), {}), stream), 0.0)
+    shown.drain(PlainDisplay(Headline("ppo", "CartPole-v1", num_workers=2, goals={}), stream), 0.0)
     assert sum(str(path) in line for line in stream.getvalue().splitlines()) == 1
     assert all("\0" not in line for line in lines)
     assert "Error" not in capfd.readouterr().err
@@ -131,7 +131,12 @@ logger = logging.getLogger("aiorl.test")
 def run_log(folder: Path, **settings: object) -> RunLog:
     config = PPOConfig(env="CartPole-v1", num_workers=1, run_dir=str(folder), **settings)
     with RunDirectory.open(config) as directory:
-        return RunLog(directory, config)
+        return RunLog(
+            directory,
+            level=config.log_level,
+            num_workers=config.num_workers,
+            max_bytes=config.log_max_bytes,
+        )
 
 
 def text(folder: Path) -> str:

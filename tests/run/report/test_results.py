@@ -11,9 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from aiorl.config.schema import CommonConfig
 from aiorl.data.metrics import EpisodeColumns
-from aiorl.run.observers import StopCriteria, StopFigures
+from aiorl.run.observers import StopFigures
 from aiorl.run.report.loggers import to_json
 from aiorl.run.report.results import Progress, Results
+from aiorl.run.run import criteria_of
 
 episodes = st.lists(st.tuples(st.integers(1, 500), st.floats(-1e3, 1e3)), max_size=12)
 
@@ -109,8 +110,8 @@ def test_the_newest_return_needs_100_episodes() -> None:
 )
 def test_rounding_of_rewards_does_not_delay_the_end_of_a_run(mean: float, goal: float) -> None:
     config = CommonConfig(env="x")
-    assert StopCriteria.of(config, stop_return=goal).reason(StopFigures(mean))
-    assert not StopCriteria.of(config, stop_return=goal + 1e-3).reason(StopFigures(mean))
+    assert criteria_of(config, stop_return=goal).reason(StopFigures(mean))
+    assert not criteria_of(config, stop_return=goal + 1e-3).reason(StopFigures(mean))
 
 
 def test_rates_are_those_of_the_iteration() -> None:

@@ -19,6 +19,7 @@ import pytest
 from gymnasium import spaces
 
 import aiorl
+from aiorl.config.parts import RunParts
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.run.evaluations import BEST, Evaluations
@@ -221,7 +222,9 @@ def evaluations(tmp_path: Path, saved: Path) -> Callable[..., Any]:
         config = PPOConfig.from_mapping(
             {"env": ENV, "evaluation_interval": 1, "seed": 1, **settings}
         )
-        made: Any = Evaluations(config, tmp_path / "run", lambda text, level: said.append(text))
+        made: Any = Evaluations(
+            RunParts.of(config).evaluation, tmp_path / "run", lambda text, level: said.append(text)
+        )
         made.said = said
         made.config = config
         return made, Training(save)
