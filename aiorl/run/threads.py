@@ -70,10 +70,10 @@ class LoopThread:
             KeyboardInterrupt: Ctrl-C was pressed; the coroutine has ended.
             Exception: the error of the coroutine.
         """
-        found = self.call(step)
+        result = self.call(step)
         if self.was_interrupted:
             raise KeyboardInterrupt
-        return found
+        return result
 
     def do(self, function: Callable[[], T]) -> T:
         """Call a function on the loop and return its result."""
@@ -106,11 +106,16 @@ class LoopThread:
         tasks: list[asyncio.Task[T]] = []
 
         def begin() -> None:
-            tasks.append(self._loop.create_task(step))
-            tasks[0].add_done_callback(lambda task: _settle(ended, task))
+            if not tasks:
+                tasks.append(self._loop.create_task(step))
+                tasks[0].add_done_callback(lambda task: _settle(ended, task))
+
+        def cancel_task() -> None:
+            begin()  # a signal handler may have raised before it was scheduled
+            tasks[0].cancel()
 
         def cancel() -> None:
-            self.soon(lambda: tasks[0].cancel())
+            self.soon(cancel_task)
 
         def interrupt() -> None:
             self.was_interrupted = True
@@ -118,9 +123,9 @@ class LoopThread:
 
         self.was_interrupted = False
         ended.add_done_callback(lambda _: self._calls.put(None))
-        self.soon(begin)
         with self._interruptible(interrupt):
             try:
+                self.soon(begin)
                 while not ended.done():
                     self._serve_one(interrupt)
             except BaseException:  # raised by a signal handler of the program
@@ -156,9 +161,8 @@ class LoopThread:
         breakable.
         """
         on_stop_signals_for_loop_of_another_thread(self._loop, stop, self.break_off)
-        self._handles_interrupts = (
-            True  # the handler raises only in breakable steps, so signals need not be deferred
-        )
+        # the handler raises only in breakable steps, so signals need not be deferred
+        self._handles_interrupts = True
 
     def close(self) -> None:
         """End the loop and its thread."""
@@ -186,14 +190,13 @@ class LoopThread:
         """
         call = _Call(step, is_breakable, concurrent.futures.Future())
         self._calls.put(call)
-        given, error = await asyncio.shield(asyncio.wrap_future(call.outcome))
+        result, error = await asyncio.shield(asyncio.wrap_future(call.outcome))
         if error is None:
-            return given  # type: ignore[no-any-return]
+            return result  # type: ignore[no-any-return]
         if isinstance(error, Exception):
             raise error
-        raise BrokenOff(
-            f"{type(error).__name__} interrupted a step"
-        ) from error  # a BaseException might end the loop
+        # a BaseException might end the loop
+        raise BrokenOff(f"{type(error).__name__} interrupted a step") from error
 
     # Inside
     # ----------------------------------------------------------------------------------------------
@@ -214,23 +217,22 @@ class LoopThread:
             on_interrupt()
 
     def _make(self, call: _Call) -> None:
-        given = None
+        result = None
         error = None
         late: list[Callable[[], object]] = []
+        handler: contextlib.AbstractContextManager[None] = _deferred(late)
+        if call.is_breakable or self._handles_interrupts:
+            handler = contextlib.nullcontext()
         try:
             self._is_breakable = call.is_breakable
-            with (
-                contextlib.nullcontext()
-                if call.is_breakable or self._handles_interrupts
-                else _deferred(late)
-            ):
+            with handler:
                 try:
-                    given = keep_children_out(call.step)
+                    result = keep_children_out(call.step)
                 finally:
                     self._is_breakable = False
         except BaseException as raised:  # the caller of `in_caller` handles it
             error = raised
-        call.outcome.set_result((given, error))
+        call.outcome.set_result((result, error))
         for handle in late:
             handle()
 
@@ -245,9 +247,9 @@ class LoopThread:
             on_interrupt()
             self.break_off()
 
-        signal.signal(signal.SIGINT, interrupt)
-        self._handles_interrupts = True
         try:
+            signal.signal(signal.SIGINT, interrupt)
+            self._handles_interrupts = True
             yield
         finally:
             self._handles_interrupts = False
@@ -257,10 +259,10 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
+            pending = asyncio.all_tasks(self._loop)
+            for task in pending:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
@@ -272,7 +274,9 @@ def _settle(ended: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
     if task.cancelled():
         ended.cancel()
         ended.set_running_or_notify_cancel()
-    elif (error := task.exception()) is not None:
+        return
+    error = task.exception()
+    if error is not None:
         ended.set_exception(error)
     else:
         ended.set_result(task.result())
