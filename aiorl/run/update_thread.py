@@ -61,17 +61,12 @@ class UpdateThread:
         self._thread = threading.Thread(target=self._run, name="aiorl-update", daemon=True)
         self._stopping = threading.Event()
 
-    @property
-    def has_room(self) -> bool:
-        """True while `submit_nowait` can take a batch."""
-        return self._inbox.empty() and not self._stopping.is_set()
-
     def start(self) -> None:
         """Start the thread, which compiles the update and then waits for batches."""
         self._thread.start()
 
     def submit_nowait(self, batch: AssembledBatch) -> None:
-        """Hand over a train batch. `has_room` must be True, and only one thread can call this."""
+        """See `Updates`; only one thread can call this."""
         self._inbox.put(batch)
 
     def stop(self) -> None:

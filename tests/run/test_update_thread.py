@@ -115,22 +115,6 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
     assert group.threads == {"aiorl-update"}
 
 
-def test_takes_no_more_batches_than_can_wait(
-    thread: UpdateThread, group: FakeGroup, events: queue.Queue[UpdateEvent]
-) -> None:
-    group.go.clear()
-    thread.start()
-    thread.submit_nowait(batch())
-    assert group.begun.acquire(timeout=TIMEOUT_S)  # one is in an update
-    assert thread.has_room
-    thread.submit_nowait(batch())
-    assert not thread.has_room
-    group.go.set()
-    done = [events.get(timeout=TIMEOUT_S) for _ in range(3)]
-    assert [type(event) for event in done] == [WarmUpDone, UpdateDone, UpdateDone]
-    assert thread.has_room
-
-
 def test_weights_are_published_after_a_number_of_updates_or_an_interval(group: Any) -> None:
     often = Updater(group, dataclasses.replace(PLAN, publish_every=3, publish_interval_s=math.inf))
     published = [often.update(batch()).weights is not None for _ in range(7)]
@@ -165,7 +149,6 @@ def test_an_error_ends_the_thread_and_is_delivered_with_its_batch(
     assert failed.batch is None or failed.batch.env_steps == 7
     assert failed.num_left == 1
     assert thread.join(TIMEOUT_S)
-    assert not thread.has_room
 
 
 def test_stopping_finishes_only_the_running_update(
@@ -177,7 +160,6 @@ def test_stopping_finishes_only_the_running_update(
     assert group.begun.acquire(timeout=TIMEOUT_S)
     thread.submit_nowait(batch())
     thread.stop()
-    assert not thread.has_room
     assert not thread.join(0.01)
     group.go.set()
     assert thread.join(TIMEOUT_S)
