@@ -70,10 +70,10 @@ class End:
         Raises:
             Ended: the end came first.
         """
-        done = await first_of(step, self._reason)
-        if done is None:
+        ended = await first_of(step, self._reason)
+        if ended is None:
             raise Ended(self.reason)
-        return done.result()
+        return ended.result()
 
 
 async def wait_for_last(

@@ -79,7 +79,9 @@ def _rows_of(columns: Mapping[str, NDArray[Any]]) -> int:
     valid = columns.get(VALID)
     if obs is None or obs.ndim < 2:
         raise BatchError("batches", "columns [T, N, ...]", "none")
-    return obs.shape[0] * obs.shape[1] if valid is None else int(np.count_nonzero(valid))
+    if valid is None:
+        return int(obs.shape[0] * obs.shape[1])
+    return int(np.count_nonzero(valid))
 
 
 def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
@@ -93,20 +95,20 @@ def _checked_episodes(arrays: Mapping[str, NDArray[Any]]) -> EpisodeColumns:
     if len(arrays) > MAX_NAMES + 2:
         raise BatchError("episodes", f"at most {MAX_NAMES} names", len(arrays))
     for name, values in arrays.items():
-        said = f"episodes {name:.100}"
+        key = f"episodes {name:.100}"
         kind, *parts = name.split("/", 2)
         if len(name) > _MAX_NAME or (kind == "estimate" and (len(parts) < 2 or not all(parts))):
             raise BatchError(
-                said,
+                key,
                 f"a name of at most {_MAX_NAME} characters, an estimator and its metric",
                 "another",
             )
         if name.startswith("hist/") and values.size > MAX_HIST:
-            raise BatchError(said, f"at most {MAX_HIST} values", values.size)
+            raise BatchError(key, f"at most {MAX_HIST} values", values.size)
         if name != "lengths" and (
             values.ndim != 1 or values.dtype.kind != "f" or not np.isfinite(values).all()
         ):
-            raise BatchError(said, "finite numbers [E]", f"{values.dtype} {values.shape}")
+            raise BatchError(key, "finite numbers [E]", f"{values.dtype} {values.shape}")
     return EpisodeColumns.from_arrays(arrays)
 
 
@@ -180,12 +182,9 @@ class BatchAssembler:
         beforehand; else 0.
         """
         env_steps = self._plan.env_steps_per_batch
-        most = self._plan.fragments_per_batch
-        return (
-            0
-            if env_steps is None or self._wanted >= most
-            else max(0, env_steps - self.queued_env_steps)
-        )
+        if env_steps is None or self._wanted >= self._plan.fragments_per_batch:
+            return 0
+        return max(0, env_steps - self.queued_env_steps)
 
     def begin_batch(self) -> int:
         """Return the number of fragments to sample first for a new batch, on-policy."""
@@ -199,16 +198,16 @@ class BatchAssembler:
         """Return the number of further fragments to sample for the batch, on-policy; 0 until
         earlier ones arrive.
         """
-        there = len(self._queue)
-        missing = self._env_steps_missing
-        if there < self._wanted or not missing:
+        num_queued = len(self._queue)
+        env_steps = self._env_steps_missing
+        if num_queued < self._wanted or not env_steps:
             return 0
-        more = min(
-            -(-missing * there // max(1, self.queued_env_steps)),
-            self._plan.fragments_per_batch - there,
+        num_missing = min(
+            -(-env_steps * num_queued // max(1, self.queued_env_steps)),
+            self._plan.fragments_per_batch - num_queued,
         )
-        self._wanted += more
-        return more
+        self._wanted += num_missing
+        return num_missing
 
     def add(self, fragment: SamplesAccepted, ahead: int = 0) -> None:
         """Queue a fragment, or discard it for a reason that `take_discarded` returns; see `prune`.
@@ -231,12 +230,13 @@ class BatchAssembler:
 
     def take(self) -> AssembledBatch:
         """Return one train batch; `is_ready` must be True."""
-        taken = [self._queue.popleft() for _ in range(self._wanted)]
-        self._queued_bytes -= sum(map(_bytes_of, taken))
+        fragments = [self._queue.popleft() for _ in range(self._wanted)]
+        self._queued_bytes -= sum(map(_bytes_of, fragments))
         self._wanted = self._plan.fragments_per_batch
         if self._plan.mode == "on_policy":
-            taken.sort(key=lambda fragment: (fragment.slot, fragment.message.seq))
-        return AssembledBatch(tuple(taken), sum(fragment.message.env_steps for fragment in taken))
+            fragments.sort(key=lambda fragment: (fragment.slot, fragment.message.seq))
+        env_steps = sum(fragment.message.env_steps for fragment in fragments)
+        return AssembledBatch(tuple(fragments), env_steps)
 
     def set_version(self, version: int) -> None:
         """Set the version of the learner's new policy and discard fragments that are now too

@@ -173,7 +173,9 @@ class PeerNews:
 def skipped_text(event: UpdateSkipped) -> str:
     """Return the news of a skipped update."""
     text = "an update was skipped because its loss or gradients were not finite"
-    return f"{text}: column {event.bad_column!r} is not finite" if event.bad_column else text
+    if event.bad_column:
+        text += f": column {event.bad_column!r} is not finite"
+    return text
 
 
 def states_of(workers: Sequence[Worker]) -> str:
@@ -185,8 +187,10 @@ def states_of(workers: Sequence[Worker]) -> str:
             state += f" ({worker.in_env_s:.0f} s in one step)"
         states.append(state)
     text = "; ".join(states)
-    others = len(workers) - _MAX_NAMED
-    return f"{text}; and {others} more" if others > 0 else text
+    num_left_out = len(workers) - _MAX_NAMED
+    if num_left_out > 0:
+        text += f"; and {num_left_out} more"
+    return text
 
 
 def _named(slot: int, host: str) -> str:

@@ -560,7 +560,7 @@ def _planned(
     overrides = dict(entry["config"] or {})
     policy_config = config
     if kind is not None:
-        policy_config = config_of(config, kind, policy_id, overrides, entry["defaults"])
+        policy_config = config_of(config, kind, policy_id, overrides, defaults=entry["defaults"])
     if policy_config.worker_overrides() != config.worker_overrides():
         raise ConfigError(
             f"{POLICIES}.{policy_id}.config: {policy_config.algo} prepares stored rows in another"

@@ -310,4 +310,6 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
 
 
 def _shifted(ops: Any, index: Any, start: NDArray[np.int64]) -> Any:
-    return ops.add(index, start.astype(np.int64)) if start.any() else index
+    if not start.any():
+        return index
+    return ops.add(index, start.astype(np.int64))

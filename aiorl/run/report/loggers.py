@@ -387,7 +387,8 @@ def check_loggers(paths: Sequence[str]) -> list[Callable[[Path, dict[str, Any]],
             )
         imported = import_object(_SHORT_NAMES.get(path, path), key=key)
         if callable(imported):
-            check_takes(imported, path, key, Path(), {})
+            run_dir_and_config: tuple[Any, ...] = (Path(), {})
+            check_takes(imported, path, key, *run_dir_and_config)
             factories.append(imported)
         elif hasattr(imported, "write") and hasattr(imported, "close"):
             factories.append(lambda run_dir, config, logger=imported: logger)

@@ -379,12 +379,13 @@ def _value_text(value: Any) -> str:
 def _with_distinct_names(experiments: list[Experiment]) -> list[Experiment]:
     """Add the name of the first run's directory to names that would otherwise be equal."""
     names = [(experiment.env, experiment.name) for experiment in experiments]
-    return [
-        replace(experiment, name=f"{experiment.name} ({experiment.runs[0].path.name})")
-        if names.count((experiment.env, experiment.name)) > 1
-        else experiment
-        for experiment in experiments
-    ]
+    distinct = []
+    for experiment in experiments:
+        if names.count((experiment.env, experiment.name)) > 1:
+            directory = experiment.runs[0].path.name
+            experiment = replace(experiment, name=f"{experiment.name} ({directory})")
+        distinct.append(experiment)
+    return distinct
 
 
 def interquartile_mean(values: F64) -> F64:

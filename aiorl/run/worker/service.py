@@ -97,9 +97,9 @@ class WorkerOutcome:
     @property
     def status(self) -> int:
         """Exit status of the process, which its parent understands."""
-        if self.final:
-            return RUN_IS_OVER if self.ok else HOPELESS
-        return STOPPED if self.ok else FAILED
+        if self.ok:
+            return RUN_IS_OVER if self.final else STOPPED
+        return HOPELESS if self.final else FAILED
 
 
 class _Running:
