@@ -562,6 +562,7 @@ class AlgorithmTrainer(Trainer):
     def _init(self, config: CommonConfig, env_creator: EnvCreator) -> None:
         self._loop = LoopThread("aiorl-trainer")
         self._ending.callback(self._loop.close)
+        self._samples_itself = config.is_alone
         self._built: Training | None = None
         self._worker: SamplerUnit | None = None
         parts = RunParts.of(config)
@@ -631,7 +632,7 @@ class AlgorithmTrainer(Trainer):
                 self._loop.soon(self._built.source.interrupt)
 
         try:
-            result = self._loop.call(step, leave_turn if self.config.is_alone else None)
+            result = self._loop.call(step, leave_turn if self._samples_itself else None)
         except BrokenOff as error:
             raise (error.__cause__ or error) from None
         if and_raise:
