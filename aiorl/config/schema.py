@@ -74,7 +74,11 @@ from aiorl.config.worker import (
     MAX_ROWS,
     Code,
     CodeWithSettings,
-    WorkerConfig,
+    FragmentKeys,
+    OfflineKeys,
+    ProcessKeys,
+    RunKeys,
+    SamplingKeys,
     WorkerModelConfig,
     WorkerMultiAgentConfig,
     agents_as_text,
@@ -234,12 +238,16 @@ class MultiAgentConfig(WorkerMultiAgentConfig):
         return plain_code(policies)
 
 
-class CommonConfig(WorkerConfig):
+class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys):
     """Keys of every algorithm, with their defaults: those that workers read, and the learner's own.
 
     The config of an algorithm sets `algo`, changes defaults, and adds keys. Tables of keys that it
     is also derived from stand before it, so that their `check` calls this one's.
     """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=False, defer_build=False
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

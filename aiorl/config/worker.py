@@ -1,7 +1,7 @@
 """Keys that workers read, and the part of the config that a worker gets in the handshake.
 
-`WorkerConfig` declares each key for workers once. The learner's config, the handshake and the
-settings of samplers inherit it.
+Each key is declared once, in a table. The configs of the learner, of the handshake and of samplers
+are made of the same tables.
 """
 
 from __future__ import annotations
@@ -70,6 +70,10 @@ OF_EVALUATIONS: Mapping[str, Any] = MappingProxyType(
 )
 """Values of these keys in every evaluation, whatever its run uses; an evaluation also chooses its
 own seed."""
+
+
+_TABLE = ConfigDict(frozen=True, extra="forbid", validate_default=False, defer_build=True)
+"""Form of a table of keys, which is only a base of configs."""
 
 
 class WorkerModelConfig(BaseModel):
@@ -151,12 +155,10 @@ class TransportConfig(BaseModel):
     """Longest pause between two attempts to reach the learner."""
 
 
-class WorkerConfig(BaseModel):
-    """Keys that workers read, with their defaults; also the settings of a RolloutWorker and its
-    sampler.
-    """
+class RunKeys(BaseModel):
+    """Keys of a run: its algorithm, its environment, its random numbers, its log."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+    model_config = _TABLE
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -179,6 +181,22 @@ class WorkerConfig(BaseModel):
     """Seed of all random numbers, combined with the worker's index; null draws a new one."""
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = _run("INFO", place=False)
     """Lowest severity of messages that are logged."""
+
+    @field_validator("env_config", mode="after")
+    @classmethod
+    def _with_objects(cls, arguments: dict[str, Any]) -> Any:
+        return with_objects(arguments)
+
+    @field_serializer("env_config", "wrappers")
+    def _without_objects_of_environments(self, arguments: Any) -> Any:
+        return without_objects(arguments)
+
+
+class FragmentKeys(BaseModel):
+    """Keys of the environments that a worker steps together, and of the fragments that it sends."""
+
+    model_config = _TABLE
+
     num_envs_per_worker: int = _sampling(1, unit="environments", ge=1, le=MAX_ROWS)
     """Environments that one worker steps together."""
     vectorize: Literal["auto", "native", "serial", "remote"] = _sampling("auto")
@@ -199,6 +217,25 @@ class WorkerConfig(BaseModel):
     no_done_at_end: bool = _sampling(False)
     """Never record done; required with soft_horizon unless the environment never ends an
     episode."""
+
+    @property
+    def is_truncating(self) -> bool:
+        """True if fragments end after a number of steps, False if they end with episodes."""
+        return self.batch_mode == "truncate_episodes"
+
+    @property
+    def cut_length(self) -> int | float:
+        """Steps of one environment after which its rows are cut; infinite if episodes are kept
+        whole.
+        """
+        return self.rollout_fragment_length if self.is_truncating else math.inf
+
+
+class SamplingKeys(BaseModel):
+    """Keys of rows, and of the processes and threads that sample them."""
+
+    model_config = _TABLE
+
     observation_filter: Literal["NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter"] = _sampling(
         "NoFilter", where="both"
     )
@@ -229,6 +266,23 @@ class WorkerConfig(BaseModel):
     each failure an error."""
     fake_sampler: bool = _sampling(False)
     """Return the first batch again and again, to test everything else."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """True if a filter normalizes the observations of networks."""
+        return self.observation_filter != "NoFilter"
+
+    @property
+    def reward_limit(self) -> float:
+        """Limit of the rewards in rows, which lie in ``[-limit, limit]``; 0 means no limit."""
+        return float(self.clip_rewards or 0.0)
+
+
+class ProcessKeys(BaseModel):
+    """Keys of a worker's process: its policies, its connection, its resources, its reports."""
+
+    model_config = _TABLE
+
     model: WorkerModelConfig = key(WorkerModelConfig(), group="Learning", where="both")
     """Shape of the networks."""
     multiagent: WorkerMultiAgentConfig = _sampling(WorkerMultiAgentConfig(), where="both")
@@ -259,7 +313,12 @@ class WorkerConfig(BaseModel):
     """DefaultCallbacks subclass (package.module:Name), or a mapping of hooks to functions of one
     dict."""
 
-    # Offline data
+
+class OfflineKeys(BaseModel):
+    """Keys of stored experience that workers read and write."""
+
+    model_config = _TABLE
+
     input: Code | list[str] | dict[str, float] = _offline("sampler", place=False)
     """Source of experience: sampler; a file, directory, pattern, URI or minari:NAME, or a list of
     them; a mapping from these and sampler to shares of the env steps, whose sum is 1; or
@@ -294,36 +353,16 @@ class WorkerConfig(BaseModel):
     )
     """Size at which a new output file is started."""
 
-    @field_validator("env_config", mode="after")
-    @classmethod
-    def _with_objects(cls, arguments: dict[str, Any]) -> Any:
-        return with_objects(arguments)
 
-    @field_serializer("env_config", "wrappers")
-    def _without_objects_of_environments(self, arguments: Any) -> Any:
-        return without_objects(arguments)
+# pydantic takes the keys of the last table first; that is their order on the wire and in documents
+class WorkerConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys):
+    """Keys that workers read, with their defaults; also the settings of a RolloutWorker and its
+    sampler.
+    """
 
-    @property
-    def is_truncating(self) -> bool:
-        """True if fragments end after a number of steps, False if they end with episodes."""
-        return self.batch_mode == "truncate_episodes"
-
-    @property
-    def is_filtered(self) -> bool:
-        """True if a filter normalizes the observations of networks."""
-        return self.observation_filter != "NoFilter"
-
-    @property
-    def cut_length(self) -> int | float:
-        """Steps of one environment after which its rows are cut; infinite if episodes are kept
-        whole.
-        """
-        return self.rollout_fragment_length if self.is_truncating else math.inf
-
-    @property
-    def reward_limit(self) -> float:
-        """Limit of the rewards in rows, which lie in ``[-limit, limit]``; 0 means no limit."""
-        return float(self.clip_rewards or 0.0)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=False, defer_build=False
+    )
 
 
 def check_evaluation_keys(changes: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import gymnasium
 import numpy as np
@@ -32,9 +32,25 @@ from aiorl.process.imports import install_command
 
 if TYPE_CHECKING:
     # Processes of environments do not need its imports.
-    from aiorl.config.worker import WorkerConfig
+    from aiorl.config.worker import WorkerModelConfig
 
 logger = logging.getLogger(__name__)
+
+
+class WrappingKeys(Protocol):
+    """Keys of a config, of a run or of a worker, that decide how environments are wrapped."""
+
+    @property
+    def wrappers(self) -> Sequence[str | Mapping[str, Any]]:
+        """The user's wrappers."""
+
+    @property
+    def preprocessor_pref(self) -> str:
+        """Preprocessing of Atari frames."""
+
+    @property
+    def model(self) -> WorkerModelConfig:
+        """Size of frames, and the user's own preprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +73,7 @@ class Wrapping:
     monitor_path: str | None = None
 
     @classmethod
-    def of(cls, settings: WorkerConfig, monitor_path: str | None = None) -> Self:
+    def of(cls, settings: WrappingKeys, monitor_path: str | None = None) -> Self:
         """Return the wrappers of a config; the user's own observation preprocessor replaces
         DeepMind's.
         """
