@@ -22,8 +22,7 @@ from aiorl.errors import MemoryQuotaError
 from aiorl.keys import make_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process import tasks as tasks_module
-from aiorl.run import run as run_module
-from aiorl.run import training as module
+from aiorl.run import run as run_module, training as module
 from aiorl.run.counters import Counters
 from aiorl.run.iteration import Iteration
 from aiorl.run.observers import RunFiles
