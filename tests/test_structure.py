@@ -174,6 +174,7 @@ SEE_THE_WHOLE_CONFIG = (
     "learning/algorithms/",
     "learning/compiled.py",
     "learning/experience.py",
+    "learning/joint.py",
     "learning/learner.py",
     "learning/rows.py",
     "run/build.py",
