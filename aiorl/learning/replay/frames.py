@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
+from aiorl.data.columns import Array, Bools, Columns
 from aiorl.data.fragment import continues_stack
 from aiorl.errors import BatchError
 from aiorl.learning.replay.ring import Ring
 from aiorl.learning.replay.spec import RECENT_FRAMES
 
-Array = NDArray[Any]
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 _RECENT_SHARE = 32
@@ -49,7 +50,7 @@ class Observed(NamedTuple):
     final_obs: Array
 
 
-def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
+def observed(arrays: Columns, dtype: np.dtype[Any]) -> Observed:
     """Return the observations of a checked fragment in either of its layouts, as numbers of a
     dtype.
     """
@@ -58,12 +59,46 @@ def observed(arrays: Mapping[str, Array], dtype: np.dtype[Any]) -> Observed:
         following = arrays[c.NEW_OBS].astype(dtype, copy=False)
         differs = np.zeros(obs.shape[:2], np.bool_)
         for after, before, row in zip(following[:-1], obs[1:], differs, strict=False):
-            row[:] = (after != before).reshape(len(row), -1).any(axis=1)
-        return Observed(obs, following[-1], np.argwhere(differs), following[differs])
-    index = arrays.get(c.FINAL_INDEX, np.zeros((0, 2))).astype(np.int64)
-    last = arrays[c.LAST_OBS]
-    final = arrays.get(c.FINAL_OBS, obs[:0, 0])
-    return Observed(obs, last.astype(dtype, copy=False), index, final.astype(dtype, copy=False))
+            is_other = after != before
+            row[:] = is_other.reshape(len(row), -1).any(axis=1)
+        return Observed(
+            obs=obs,
+            last=following[-1],
+            final_index=np.argwhere(differs),
+            final_obs=following[differs],
+        )
+    final_index = arrays.get(c.FINAL_INDEX, np.zeros((0, 2)))
+    final_obs = arrays.get(c.FINAL_OBS, obs[:0, 0])
+    return Observed(
+        obs=obs,
+        last=arrays[c.LAST_OBS].astype(dtype, copy=False),
+        final_index=final_index.astype(np.int64),
+        final_obs=final_obs.astype(dtype, copy=False),
+    )
+
+
+class _Compared(NamedTuple):
+    """Observations of a fragment as flat stacks, and which of them continue the previous one.
+
+    Attributes:
+        stacks: T + 1 arrays [N, P * K], the last one after the last step.
+        follows: [T + 1, N], which of them continue the one before.
+        finals: [M, P * K], final observations.
+        final_follows: [M], which of them continue the observation of their row.
+    """
+
+    stacks: list[Array]
+    follows: Bools
+    finals: Array
+    final_follows: Bools
+
+    def most_frames(self, stack: int) -> int:
+        """Return the maximum number of frames: one for each observation that continues, a whole
+        `stack` for others.
+        """
+        num_stacks = self.follows.size + self.final_follows.size
+        num_following = np.count_nonzero(self.follows) + np.count_nonzero(self.final_follows)
+        return int(num_following + (num_stacks - num_following) * stack)
 
 
 class FrameStore:
@@ -86,16 +121,15 @@ class FrameStore:
         self.dtype = self._frames.dtype
         self._flat = self._frames.reshape(len(frames), -1)
         self._stack = stack
+        self._newest = slice(stack - 1, None, stack)  # numbers of a stack's newest frame
         self._recent = min(RECENT_FRAMES, len(frames) // 4) + len(frames) // _RECENT_SHARE
         self._last: OrderedDict[int, I64] = OrderedDict()
 
-    def insert(
-        self, seen: Observed, make_room: Callable[[int], None]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def insert(self, observations: Observed, make_room: Callable[[int], None]) -> tuple[I64, I64]:
         """Store the observations of a fragment.
 
         Args:
-            seen: observations to store.
+            observations: observations to store.
             make_room: called with a frame's number before frames with lower numbers are
                 overwritten.
 
@@ -106,41 +140,38 @@ class FrameStore:
         Raises:
             BatchError: they have more frames than the store.
         """
-        length, num_envs = seen.obs.shape[:2]
-        sites, finals, follows, final_follows = self._compared(seen)
-        most = self._most_frames(follows, final_follows)
+        compared = self._compared(observations)
+        most = compared.most_frames(self._stack)
         if most > self.ring.capacity:
             raise BatchError(c.OBS, f"at most {self.ring.capacity} frames in a fragment", most)
-        first_kept = self.ring.written + most - self.ring.capacity
-        make_room(first_kept)
-        oldest = max(first_kept, self._oldest_recent)
+        first_to_stay = self.ring.written + most - self.ring.capacity
+        make_room(first_to_stay)
+        oldest = max(first_to_stay, self._oldest_recent)
 
+        length, num_envs = observations.obs.shape[:2]
         numbers = np.empty((length + 1, num_envs, self._stack), np.int64)
-        final_numbers = np.empty((len(finals), self._stack), np.int64)
-        times = seen.final_index[:, 0]
-        envs = seen.final_index[:, 1]
+        final_numbers = np.empty((len(compared.finals), self._stack), np.int64)
+        times, envs = observations.final_index.T
         finals_of: dict[int, list[int]] = {}
         for place, time in enumerate(times.tolist()):
             finals_of.setdefault(time, []).append(place)
-        for step, (site, is_next) in enumerate(zip(sites, follows, strict=True)):
+        for step, stacks in enumerate(compared.stacks):
+            is_next = compared.follows[step]
             if step:
                 numbers[step, is_next, :-1] = numbers[step - 1, is_next, 1:]
-                numbers[step, is_next, -1] = self._write(
-                    site[is_next, self._stack - 1 :: self._stack]
-                )
+                numbers[step, is_next, -1] = self._write(stacks[is_next, self._newest])
             for env in np.flatnonzero(~is_next):
-                numbers[step, env] = self._known_or_written(site[env], oldest)
+                numbers[step, env] = self._shared_or_written(stacks[env], oldest)
             for place in finals_of.get(step, ()):
-                if final_follows[place]:
+                final = compared.finals[place]
+                if compared.final_follows[place]:
                     final_numbers[place, :-1] = numbers[step, envs[place], 1:]
-                    final_numbers[place, -1:] = self._write(
-                        finals[place][None, self._stack - 1 :: self._stack]
-                    )
+                    final_numbers[place, -1:] = self._write(final[None, self._newest])
                 else:
-                    final_numbers[place] = self._known_or_written(finals[place], oldest)
-                self._remember(finals[place], final_numbers[place])
-        for stack, own in zip(sites[-1], numbers[-1], strict=True):
-            self._remember(stack, own)
+                    final_numbers[place] = self._shared_or_written(final, oldest)
+                self._remember(final, final_numbers[place])
+        for stack, stack_numbers in zip(compared.stacks[-1], numbers[-1], strict=True):
+            self._remember(stack, stack_numbers)
         self._forget()
         following = numbers[1:].copy()
         following[times, envs] = final_numbers
@@ -155,100 +186,89 @@ class FrameStore:
         """
         return self.ring.capacity // (3 * self._stack)
 
-    def num_needed(self, seen: Observed) -> int:
+    def num_needed(self, observations: Observed) -> int:
         """Return the maximum number of frames that the observations of a fragment need."""
-        return self._most_frames(*self._compared(seen)[2:])
+        return self._compared(observations).most_frames(self._stack)
 
-    def slots(self, numbers: I64) -> NDArray[np.int32]:
+    def slots(self, numbers: I64) -> I32:
         """Return the slots of frames."""
         return (numbers % self.ring.capacity).astype(np.int32)
 
-    def read(self, slots: NDArray[np.int32], out: Array) -> None:
+    def read(self, slots: I32, out: Array) -> None:
         """Read stacks of frames.
 
         Args:
             slots: [B, K].
             out: [B, ...], with the shape of the observations, C-contiguous.
         """
+        frame_size = self._flat.shape[1]
         if self._stack == 1:
-            np.take(
-                self._flat,
-                slots[:, 0],
-                axis=0,
-                out=out.reshape(len(out), self._flat.shape[1]),
-                mode="clip",
-            )
+            flat = out.reshape(len(out), frame_size)
+            np.take(self._flat, slots[:, 0], axis=0, out=flat, mode="clip")
             return
-        flat = out.reshape(len(out), self._flat.shape[1], self._stack)
+        stacks = out.reshape(len(out), frame_size, self._stack)
         for place in range(self._stack):
-            flat[..., place] = self._flat.take(slots[:, place], axis=0)
+            stacks[..., place] = self._flat.take(slots[:, place], axis=0)
 
     def last(self) -> I64:
         """Return the frames' numbers [M, K] of the observations from which other trajectories can
         continue.
         """
         last = np.array([*self._last.values()], np.int64).reshape(-1, self._stack)
-        return last[last[:, 0] >= self._oldest_recent]
+        is_recent = last[:, 0] >= self._oldest_recent
+        return last[is_recent]
 
     def set_last(self, last: Array) -> None:
         """Restore the numbers that `last` returned."""
         self._last.clear()
-        for own in last[last[:, 0] >= self._oldest_recent]:
-            self._remember(self._stored(own), own)
+        is_recent = last[:, 0] >= self._oldest_recent
+        for numbers in last[is_recent]:
+            self._remember(self._stored(numbers), numbers)
 
-    def _compared(
-        self, seen: Observed
-    ) -> tuple[list[Array], Array, NDArray[np.bool_], NDArray[np.bool_]]:
+    def _compared(self, observations: Observed) -> _Compared:
         """Return the observations of a fragment one by one, and which of them continue the previous
         one.
 
-        Returns:
-            T + 1 arrays [N, P * K] and whether they continue, [T + 1, N]; likewise for final
-            observations, [M, P * K] and [M]. Single frames repeat nothing: one continues unless the
-            next observation of the previous row is another.
+        Single frames repeat nothing: one continues unless the next observation of the previous row
+        is another.
         """
-        length, num_envs = seen.obs.shape[:2]
-        sites = [row.reshape(num_envs, -1) for row in (*seen.obs, seen.last)]
+        obs, last, final_index, final_obs = observations
+        length, num_envs = obs.shape[:2]
+        stacks = [row.reshape(num_envs, -1) for row in (*obs, last)]
         follows = np.zeros((length + 1, num_envs), np.bool_)
-        for before, after, row in zip(sites[:-1], sites[1:], follows[1:], strict=True):
+        for before, after, row in zip(stacks[:-1], stacks[1:], follows[1:], strict=True):
             row[:] = self._goes_on(before, after)
         if self._stack == 1:
-            follows[seen.final_index[:, 0] + 1, seen.final_index[:, 1]] = False
-        finals = seen.final_obs.reshape(len(seen.final_index), sites[0].shape[1])
-        before_finals = np.array([sites[t][n] for t, n in seen.final_index]).reshape(finals.shape)
-        return sites, finals, follows, self._goes_on(before_finals, finals)
+            steps, envs = final_index.T
+            follows[steps + 1, envs] = False
+        finals = final_obs.reshape(len(final_index), stacks[0].shape[1])
+        before_finals = np.array([stacks[step][env] for step, env in final_index])
+        final_follows = self._goes_on(before_finals.reshape(finals.shape), finals)
+        return _Compared(stacks, follows, finals, final_follows)
 
-    def _most_frames(self, *follows: NDArray[np.bool_]) -> int:
-        """Return the maximum number of frames: one for each observation that continues, a whole
-        stack for others.
-        """
-        return sum(
-            int(np.count_nonzero(each) + np.count_nonzero(~each) * self._stack) for each in follows
-        )
-
-    def _goes_on(self, before: Array, after: Array) -> NDArray[np.bool_]:
-        return (
-            np.ones(len(before), np.bool_)
-            if self._stack == 1
-            else continues_stack(before, after, self._stack)
-        )
+    def _goes_on(self, before: Array, after: Array) -> Bools:
+        if self._stack == 1:
+            return np.ones(len(before), np.bool_)
+        return continues_stack(before, after, self._stack)
 
     @property
     def _oldest_recent(self) -> int:
         """Number of the oldest frame from which a trajectory can continue."""
         return max(0, self.ring.written - self._recent)
 
-    def _known_or_written(self, stack: Array, oldest: int) -> I64:
+    def _shared_or_written(self, stack: Array, oldest: int) -> I64:
         """Return the frames' numbers [K] of an observation that continues none in its fragment.
 
         Args:
             stack: observation; it is stored unless a trajectory recently ended with it.
             oldest: number of the oldest frame that it can share.
         """
-        found = self._last.get(_key(stack))
-        if found is not None and found[0] >= oldest and np.array_equal(self._stored(found), stack):
-            return found
-        return self._write_whole(stack)
+        numbers = self._last.get(_key(stack))
+        if numbers is None or numbers[0] < oldest:
+            return self._write_whole(stack)
+        if not np.array_equal(self._stored(numbers), stack):  # another one with the same key
+            return self._write_whole(stack)
+        return numbers
 
     def _remember(self, stack: Array, numbers: I64) -> None:
         """Remember an observation with stored frames [K], so that another trajectory can continue
@@ -260,7 +280,10 @@ class FrameStore:
 
     def _forget(self) -> None:
         """Forget the oldest observations if there are more than recent frames."""
-        while self._last and next(iter(self._last.values()))[0] < self._oldest_recent:
+        while self._last:
+            numbers = next(iter(self._last.values()))
+            if numbers[0] >= self._oldest_recent:
+                return
             self._last.popitem(last=False)
 
     def _stored(self, numbers: I64) -> Array:

@@ -5,11 +5,13 @@ Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, the proportional v
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
@@ -53,13 +55,13 @@ class SumTree:
         if not len(slots):
             return
         self._levels[-1][slots] = priorities
-        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
+        for parents, children in self._upwards():
             slots = slots >> 1
             if len(slots) * _DENSE > len(parents):
                 np.add(children[0::2], children[1::2], out=parents)
             else:
-                left = slots << 1
-                parents[slots] = children[left] + children[left + 1]
+                first = slots << 1
+                parents[slots] = children[first] + children[first + 1]
 
     def set_run(self, first: int, priorities: F64) -> None:
         """Set the priorities of consecutive slots."""
@@ -67,14 +69,11 @@ class SumTree:
             return
         end = first + len(priorities)
         self._levels[-1][first:end] = priorities
-        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
+        for parents, children in self._upwards():
             first = first >> 1
             end = (end + 1) >> 1
-            np.add(
-                children[2 * first : 2 * end : 2],
-                children[2 * first + 1 : 2 * end : 2],
-                out=parents[first:end],
-            )
+            changed = children[2 * first : 2 * end]
+            np.add(changed[0::2], changed[1::2], out=parents[first:end])
 
     def find(self, values: F64) -> I64:
         """Return the slot [B] in which each value lies if all priorities are laid out end to end.
@@ -91,10 +90,10 @@ class SumTree:
         rest = values - (edges - sums)[slots]
         for level in self._levels[start + 1 :]:
             slots <<= 1
-            left = level.take(slots)
-            is_right = rest >= left
-            np.subtract(rest, left, out=rest, where=is_right)
-            slots += is_right
+            of_first = level.take(slots)
+            is_second = rest >= of_first
+            np.subtract(rest, of_first, out=rest, where=is_second)
+            slots += is_second
         missed = np.flatnonzero(self._levels[-1].take(slots) <= 0)
         if len(missed):  # because of rounding: use the next slot that can be drawn
             positive = np.flatnonzero(self._levels[-1])
@@ -102,8 +101,11 @@ class SumTree:
             slots[missed] = positive[np.minimum(after, len(positive) - 1)]
         return slots
 
+    def _upwards(self) -> Iterator[tuple[F64, F64]]:
+        """Return pairs of a level and the one below it, from the lowest pair on."""
+        return zip(self._levels[-2::-1], self._levels[:0:-1], strict=True)
 
-F32 = NDArray[np.float32]
+
 _LEAST = 1e-200
 _MOST = 1e200
 """Bounds of a priority: not 0, which is never drawn, and not so large that a sum overflows."""
@@ -148,8 +150,10 @@ class Priorities:
                 `largest` for all.
             count: number of slots.
         """
-        found = np.full(count, self.largest) if errors is None else np.minimum(errors, self.largest)
-        self.tree.set_run(first, self._priorities(found))
+        bounded = np.full(count, self.largest)
+        if errors is not None:
+            np.minimum(errors, self.largest, out=bounded)
+        self.tree.set_run(first, self._priorities(bounded))
 
     def update(self, slots: I64, errors: F64) -> None:
         """Set the priorities of slots [B] from errors that the learner found.

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.postprocess import last_rows, n_step_new_obs
 from aiorl.data import columns as c
-from aiorl.data.columns import ColumnSpec, Piece
+from aiorl.data.columns import Array, Columns, ColumnSpec, Piece
 from aiorl.data.fragment import check_fragment
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.learning.replay.frames import FrameStore, observed
-from aiorl.learning.replay.priorities import Priorities
-from aiorl.learning.replay.ring import Ring, Snapshot
+from aiorl.learning.replay.priorities import F32, F64, Priorities
+from aiorl.learning.replay.ring import I64, Ring, Snapshot
 from aiorl.learning.replay.spec import FRAMES_OF, ReplaySpec, allocate
-
-Array = NDArray[Any]
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
 _MIN_GROUP = 256
 _NUM_SETS = 2
@@ -75,14 +71,13 @@ class Replay:
         self.sampled = 0
         self._ring = Ring(allocate(spec.capacity, spec.row, spec.spill_dir))
         self._oldest = 0
-        self._priorities = (
-            None if spec.priorities is None else Priorities(spec.capacity, spec.priorities)
-        )
+        self._priorities: Priorities | None = None
+        if spec.priorities is not None:
+            self._priorities = Priorities(spec.capacity, spec.priorities)
         self._frames: FrameStore | None = None
         if spec.stack:
-            self._frames = FrameStore(
-                allocate(spec.num_frames, spec.frame, spec.spill_dir), spec.stack
-            )
+            frames = allocate(spec.num_frames, spec.frame, spec.spill_dir)
+            self._frames = FrameStore(frames, spec.stack)
         self._groups: deque[_Group] = deque()
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._outputs: list[dict[str, Array]] = []
@@ -103,7 +98,7 @@ class Replay:
         """Number of rows evicted so far."""
         return self._oldest
 
-    def check_fragment(self, arrays: Mapping[str, Array]) -> None:
+    def check_fragment(self, arrays: Columns) -> None:
         """Check that `insert_fragment` accepts a fragment. Safe in any thread.
 
         Args:
@@ -112,8 +107,10 @@ class Replay:
         Raises:
             BatchError: it doesn't; the error names the column at fault.
         """
-        first_errors = [ColumnSpec(c.PRIORITIES)] if c.PRIORITIES in arrays else []
-        _, num_envs = check_fragment((*self.spec.columns, *first_errors), arrays)
+        columns = [*self.spec.columns]
+        if c.PRIORITIES in arrays:
+            columns.append(ColumnSpec(c.PRIORITIES))
+        _, num_envs = check_fragment(columns, arrays)
         most = self.spec.capacity
         if self._frames is not None:
             most = min(most, self._frames.most_rows())
@@ -124,7 +121,7 @@ class Replay:
                 num_envs,
             )
 
-    def insert_fragment(self, arrays: Mapping[str, Array]) -> int:
+    def insert_fragment(self, arrays: Columns) -> int:
         """Store the transitions of a checked fragment; only its newest steps if there is no room
         for all.
 
@@ -139,38 +136,31 @@ class Replay:
         Returns:
             Number of rows stored.
         """
-        shape = arrays[self.spec.columns[0].name].shape[:2]
-        most = self._most_steps(arrays, *shape)
-        if shape[0] > most:
-            arrays = _newest_steps(self.spec.columns, arrays, shape[0] - most)
-            shape = most, shape[1]
-        keep = (
-            None
-            if c.VALID not in arrays or arrays[c.VALID].all()
-            else np.flatnonzero(arrays[c.VALID])
-        )
-        count = shape[0] * shape[1] if keep is None else len(keep)
+        length, num_envs = arrays[self.spec.columns[0].name].shape[:2]
+        most = self._most_steps(arrays, length, num_envs)
+        if length > most:
+            arrays = _newest_steps(self.spec.columns, arrays, length - most)
+            length = most
+        chosen = _transitions(arrays)
+        count: int = length * num_envs
+        if chosen is not None:
+            count = len(chosen)
         if not count:
             return 0
+        names = [column.name for column in self.spec.plain_columns if column.name in arrays]
+        fields = {name: arrays[name] for name in names}
         first_frame = 0
-        fields = {
-            column.name: arrays[column.name]
-            for column in self.spec.plain_columns
-            if column.name in arrays
-        }
-        if self._frames is None:
-            if any(column.name == c.NEW_OBS for column in self.spec.columns):
-                fields[c.NEW_OBS] = n_step_new_obs(arrays)
-        else:
+        if self._frames is not None:
             frames = self._insert_frames(self._frames, arrays)
             first_frame = min(int(numbers.min()) for numbers in frames.values())
-            fields |= {
-                FRAMES_OF[name]: self._frames.slots(numbers) for name, numbers in frames.items()
-            }
-        rows = {name: _rows(array, keep) for name, array in fields.items()}
+            for name, numbers in frames.items():
+                fields[FRAMES_OF[name]] = self._frames.slots(numbers)
+        elif any(column.name == c.NEW_OBS for column in self.spec.columns):
+            fields[c.NEW_OBS] = n_step_new_obs(arrays)
+        rows = {name: _rows(array, chosen) for name, array in fields.items()}
         errors = None
         if self._priorities is not None and c.PRIORITIES in arrays:
-            errors = np.abs(_rows(arrays[c.PRIORITIES], keep).astype(np.float64))
+            errors = np.abs(_rows(arrays[c.PRIORITIES], chosen).astype(np.float64))
         self._write(rows, count, errors)
         if self._frames is not None:
             self._group(first_frame)
@@ -207,14 +197,16 @@ class Replay:
         self.sampled += ids.size
         columns = self._output(shape)
         self._read(slots.reshape(-1), columns)
-        leading = shape if num_batches is not None else (batch_size,)
+        leading: tuple[int, ...] = shape
+        if num_batches is None:
+            leading = (batch_size,)
         return Sample(
             {
                 column.name: columns[column.name].reshape(*leading, *column.shape)
                 for column in self.spec.columns
             },
-            ids.reshape(leading),
-            weights.reshape(leading),
+            ids=ids.reshape(leading),
+            weights=weights.reshape(leading),
         )
 
     def update_priorities(self, ids: Array, errors: Any) -> None:
@@ -228,14 +220,14 @@ class Replay:
         if self._priorities is None:
             return
         numbers = ids.reshape(-1)
-        found = np.abs(np.asarray(errors, np.float64)).reshape(-1)
+        sizes = np.abs(np.asarray(errors, np.float64)).reshape(-1)
         if numbers.size and numbers.min() < self._oldest:
-            is_here = numbers >= self._oldest
-            numbers = numbers[is_here]
-            found = found[is_here]
-        self._priorities.update(numbers % self.spec.capacity, found)
+            is_stored = numbers >= self._oldest
+            numbers = numbers[is_stored]
+            sizes = sizes[is_stored]
+        self._priorities.update(numbers % self.spec.capacity, sizes)
 
-    def write_back(self, ids: Array, columns: Mapping[str, Array]) -> None:
+    def write_back(self, ids: Array, columns: Columns) -> None:
         """Replace columns of rows that were drawn.
 
         Args:
@@ -251,8 +243,8 @@ class Replay:
                 continue
             numbers = ids.reshape(-1)
             rows = column.reshape(len(numbers), *column.shape[ids.ndim :])
-            is_here = numbers >= self._oldest
-            self._ring.replace(numbers[is_here], name, rows[is_here])
+            is_stored = numbers >= self._oldest
+            self._ring.replace(numbers[is_stored], name, rows[is_stored])
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the replay, to be written piece by piece while rows are inserted and
@@ -298,24 +290,10 @@ class Replay:
             raise CheckpointError("replay", f"its saved state can't be used: {error}") from error
 
     def _restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-        mine = self.spec.identity()
-        known = {name: mine[name] for name in self.spec.made_with} | dict(
-            values["spec"]
-        )  # older snapshots lack some
-        if known != mine:
-            differing = [
-                f"{name} was {known.get(name)!r:.200} and is {mine[name]!r:.200}"
-                for name in mine
-                if known.get(name) != mine[name]
-            ]
-            raise CheckpointError(
-                "replay",
-                f"it was saved with other settings: {'; '.join(differing)}. "
-                "Set checkpoint_replay: false to continue without it",
-            )
-        self._ring.written, self._oldest, self.sampled = (
-            int(values[name]) for name in ("stored", "oldest", "sampled")
-        )
+        self._check_identity(values["spec"])
+        self._ring.written = int(values["stored"])
+        self._oldest = int(values["oldest"])
+        self.sampled = int(values["sampled"])
         if not 0 <= self._ring.oldest <= self._oldest <= self.stored:
             raise ValueError(f"oldest is {self._oldest}, stored {self.stored}")
         rings = {"rows": self._ring}
@@ -335,14 +313,33 @@ class Replay:
             self._groups = deque(_Group(*pair) for pair in arrays["groups"].tolist())
             self._frames.set_last(arrays["last"])
         if self._priorities is not None:
-            found = arrays["priorities"]
-            if found.shape != (self.spec.capacity,) or not np.isfinite(found).all():
-                raise ValueError(f"priorities are {found.dtype} {found.shape}, or not finite")
-            self._priorities.tree.set_run(0, found)
+            priorities = arrays["priorities"]
+            if priorities.shape != (self.spec.capacity,) or not np.isfinite(priorities).all():
+                raise ValueError(
+                    f"priorities are {priorities.dtype} {priorities.shape}, or not finite"
+                )
+            self._priorities.tree.set_run(0, priorities)
             self._priorities.largest = float(values["largest_error"])
         self._rng.bit_generator.state = values["rng"]
 
-    def _most_steps(self, arrays: Mapping[str, Array], length: int, num_envs: int) -> int:
+    def _check_identity(self, saved: Mapping[str, Any]) -> None:
+        """Raise CheckpointError unless a replay with this `saved` identity held the same rows."""
+        current = self.spec.identity()
+        # older snapshots lack some settings
+        former = {name: current[name] for name in self.spec.made_with} | dict(saved)
+        differing = [
+            f"{name} was {former.get(name)!r:.200} and is {current[name]!r:.200}"
+            for name in current
+            if former.get(name) != current[name]
+        ]
+        if differing or former.keys() != current.keys():
+            raise CheckpointError(
+                "replay",
+                f"it was saved with other settings: {'; '.join(differing)}. "
+                "Set checkpoint_replay: false to continue without it",
+            )
+
+    def _most_steps(self, arrays: Columns, length: int, num_envs: int) -> int:
         """Return the number of newest steps of a fragment for whose rows and frames there is
         room.
         """
@@ -351,29 +348,27 @@ class Replay:
             return most
         while most * num_envs > self._frames.most_rows():
             newest = _newest_steps(self.spec.columns, arrays, length - most)
-            if (
-                self._frames.num_needed(observed(newest, self._frames.dtype))
-                <= self._frames.ring.capacity
-            ):
+            num_frames = self._frames.num_needed(observed(newest, self._frames.dtype))
+            if num_frames <= self._frames.ring.capacity:
                 break
             most //= 2
         return most
 
-    def _insert_frames(self, frames: FrameStore, arrays: Mapping[str, Array]) -> dict[str, I64]:
-        before, following = frames.insert(observed(arrays, frames.dtype), self._drop_frames_before)
+    def _insert_frames(self, frames: FrameStore, arrays: Columns) -> dict[str, I64]:
+        observations = observed(arrays, frames.dtype)
+        before, following = frames.insert(observations, self._drop_frames_before)
         if c.N_STEPS in arrays:
-            following = following[last_rows(arrays[c.N_STEPS]), np.arange(following.shape[1])]
+            rows = last_rows(arrays[c.N_STEPS])
+            following = following[rows, np.arange(rows.shape[1])]
         return {c.OBS: before, c.NEW_OBS: following}
 
-    def _write(
-        self, rows: Mapping[str, Array], count: int, errors: NDArray[np.float64] | None
-    ) -> None:
+    def _write(self, rows: Columns, count: int, errors: F64 | None) -> None:
         for slots, part in self._ring.advance(count):
             for name, array in rows.items():
                 self._ring.slots[name][slots] = array[part]
             if self._priorities is not None:
-                own = None if errors is None else errors[part]
-                self._priorities.set_run(slots.start, own, part.stop - part.start)
+                initial = None if errors is None else errors[part]
+                self._priorities.set_run(slots.start, initial, part.stop - part.start)
         self._oldest = max(self._oldest, self._ring.oldest)
 
     def _group(self, first_frame: int) -> None:
@@ -381,27 +376,31 @@ class Replay:
 
         Groups have rising frames; one that shares frames with an older one joins it.
         """
-        while self._groups and self._groups[-1].first_frame >= first_frame:
-            self._groups.pop()
-        before = self._groups[-2].end if len(self._groups) > 1 else self._oldest
-        if self._groups and self._groups[-1].end - before < _MIN_GROUP:
-            first_frame = self._groups.pop().first_frame
-        self._groups.append(_Group(self.stored, first_frame))
-        while self._groups[0].end <= self._oldest:
-            self._groups.popleft()
+        groups = self._groups
+        while groups and groups[-1].first_frame >= first_frame:
+            groups.pop()
+        before = self._oldest
+        if len(groups) > 1:
+            before = groups[-2].end
+        if groups and groups[-1].end - before < _MIN_GROUP:
+            first_frame = groups.pop().first_frame
+        groups.append(_Group(self.stored, first_frame))
+        while groups[0].end <= self._oldest:
+            groups.popleft()
 
     def _drop_frames_before(self, first_frame: int) -> None:
         """Drop all rows with frames of lower numbers."""
         end = self._oldest
         while self._groups and self._groups[0].first_frame < first_frame:
             end = max(end, self._groups.popleft().end)
-        if end > self._oldest:
-            if self._priorities is not None:
-                for slots, _ in self._ring.runs(self._oldest, end):
-                    self._priorities.tree.set_run(slots.start, np.zeros(slots.stop - slots.start))
-            self._oldest = end
+        if end == self._oldest:
+            return
+        if self._priorities is not None:
+            for slots, _ in self._ring.runs(self._oldest, end):
+                self._priorities.tree.set_run(slots.start, np.zeros(slots.stop - slots.start))
+        self._oldest = end
 
-    def _read(self, slots: I64, columns: Mapping[str, Array]) -> None:
+    def _read(self, slots: I64, columns: Columns) -> None:
         rows = self._ring.slots.take(slots)
         for column in self.spec.plain_columns:
             columns[column.name][...] = rows[column.name]
@@ -412,27 +411,35 @@ class Replay:
     def _output(self, shape: tuple[int, int]) -> dict[str, Array]:
         """Return arrays [K * B, ...] by name, reused from the call before the last."""
         if self._outputs_for != shape:
-            self._outputs = [
-                {
-                    column.name: np.empty((shape[0] * shape[1], *column.shape), column.dtype)
-                    for column in self.spec.columns
-                }
-                for _ in range(_NUM_SETS)
-            ]
+            self._outputs = [self._new_output(math.prod(shape)) for _ in range(_NUM_SETS)]
             self._outputs_for = shape
         self._next_output = (self._next_output + 1) % _NUM_SETS
         return self._outputs[self._next_output]
 
+    def _new_output(self, count: int) -> dict[str, Array]:
+        """Return arrays for this number of rows by name."""
+        return {
+            column.name: np.empty((count, *column.shape), column.dtype)
+            for column in self.spec.columns
+        }
 
-def _rows(array: Array, keep: NDArray[np.int64] | None) -> Array:
-    """Return rows [B, ...] of a column [T, N, ...], only those to keep."""
+
+def _transitions(arrays: Columns) -> I64 | None:
+    """Return which of the T * N rows of a fragment are transitions; None if all are."""
+    if c.VALID not in arrays or arrays[c.VALID].all():
+        return None
+    return np.flatnonzero(arrays[c.VALID])
+
+
+def _rows(array: Array, chosen: I64 | None) -> Array:
+    """Return rows [B, ...] of a column [T, N, ...], only the chosen ones of the T * N."""
     rows = array.reshape(-1, *array.shape[2:])
-    return rows if keep is None else rows[keep]
+    if chosen is None:
+        return rows
+    return rows[chosen]
 
 
-def _newest_steps(
-    columns: tuple[ColumnSpec, ...], arrays: Mapping[str, Array], cut: int
-) -> dict[str, Array]:
+def _newest_steps(columns: tuple[ColumnSpec, ...], arrays: Columns, cut: int) -> dict[str, Array]:
     """Return the row data of a checked fragment without its first steps.
 
     Args:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.columns import Piece
+from aiorl.data.columns import Array, Piece
 from aiorl.errors import CheckpointError
 
-Array = NDArray[Any]
+I64 = NDArray[np.int64]
 
 _MAX_ASIDE_BYTES = 128 << 20
 
@@ -61,7 +61,7 @@ class Ring:
             self.written += count
         return runs
 
-    def replace(self, numbers: NDArray[np.int64], field: str, values: Array) -> None:
+    def replace(self, numbers: I64, field: str, values: Array) -> None:
         """Replace a field of rows that are records.
 
         Args:
@@ -87,7 +87,7 @@ class Ring:
             runs.append((slice(0, count - before_end), slice(before_end, count)))
         return runs
 
-    def newest_in(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    def newest_in(self, slots: I64) -> I64:
         """Return the numbers of the rows in slots."""
         newest = self.written - 1
         return newest - (newest - slots) % self.capacity
@@ -166,7 +166,7 @@ class RingSnapshot:
         self._num_aside += end - first
         self._limit()
 
-    def before_replacing(self, numbers: NDArray[np.int64]) -> None:
+    def before_replacing(self, numbers: I64) -> None:
         """Keep unread rows of these `numbers` as they are; the caller holds the lock."""
         if self._failure:
             return
@@ -190,8 +190,10 @@ class RingSnapshot:
             CheckpointError: training overwrote too much of it, or another snapshot was started.
         """
         try:
-            while (piece := self._take(max_bytes)) is not None:
+            piece = self._take(max_bytes)
+            while piece is not None:
                 yield piece
+                piece = self._take(max_bytes)
         finally:
             self.close()
 
@@ -223,7 +225,7 @@ class RingSnapshot:
                 slots, _ = self._ring.runs(self._next, min(self.end, self._next + most))[0]
                 parts.append(self._copied(self._next, slots))
                 self._next += len(parts[-1])
-        return first, parts[0] if len(parts) == 1 else _joined(parts)
+        return first, _joined(parts)
 
     def _copied(self, first: int, slots: slice) -> Array:
         """Return a copy of unread rows, the first of them with number `first`, as they were."""
@@ -242,10 +244,15 @@ class RingSnapshot:
 
 def _joined(parts: list[Array]) -> Array:
     """Return rows one after the other, including the bytes between their fields."""
-    rows = np.concatenate(
-        [np.ascontiguousarray(part).view(np.uint8).reshape(len(part), -1) for part in parts]
-    )
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([_as_bytes(part) for part in parts])
     return rows.view(parts[0].dtype).reshape(-1, *parts[0].shape[1:])
+
+
+def _as_bytes(rows: Array) -> Array:
+    """Return rows as uint8 [B, bytes of a row]."""
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
 
 
 MAX_PIECE_BYTES = 16 << 20

@@ -13,22 +13,18 @@ Source: Kapturowski et al. 2019, https://openreview.net/forum?id=r1lyTjAqYX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.postprocess import n_step
 from aiorl.data import columns as c
-from aiorl.data.columns import ColumnSpec
+from aiorl.data.columns import Array, Bools, Columns, ColumnSpec
 from aiorl.data.fragment import check_fragment, check_numbers, new_obs
 from aiorl.errors import BatchError
-
-Array = NDArray[Any]
-Bools = NDArray[np.bool_]
-I64 = NDArray[np.int64]
+from aiorl.learning.replay.ring import I64
 
 TRAINED = "trained"
 """Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and after its
@@ -98,21 +94,25 @@ class Sequences:
         """Columns of a stored sequence; observations and previous steps have one more entry than
         actions.
         """
-        of_rows = {column.name: column for column in self.fragment_columns}
-        longer = (c.OBS, *(name for name in _PREVIOUS if name in of_rows))
         length = self.shape.length
+        of_rows = {column.name: column for column in self.fragment_columns}
+        columns = []
+        for name in (c.OBS, *_PREVIOUS):
+            if name in of_rows:
+                column = of_rows[name]
+                columns.append(ColumnSpec(name, (length + 1, *column.shape), column.dtype))
+        actions = of_rows[c.ACTIONS]
         return (
-            *(
-                ColumnSpec(name, (length + 1, *of_rows[name].shape), of_rows[name].dtype)
-                for name in longer
-            ),
-            ColumnSpec(c.ACTIONS, (length, *of_rows[c.ACTIONS].shape), of_rows[c.ACTIONS].dtype),
-            *(ColumnSpec(name, (length,)) for name in (c.N_STEP_RETURNS, c.DISCOUNTS, TRAINED)),
+            *columns,
+            ColumnSpec(c.ACTIONS, (length, *actions.shape), actions.dtype),
+            ColumnSpec(c.N_STEP_RETURNS, (length,)),
+            ColumnSpec(c.DISCOUNTS, (length,)),
+            ColumnSpec(TRAINED, (length,)),
             ColumnSpec(FOLLOWING, (length,), "int32"),
             *self.states,
         )
 
-    def check(self, arrays: Mapping[str, Array]) -> None:
+    def check(self, arrays: Columns) -> None:
         """Check that a fragment can be cut. Safe in any thread.
 
         Raises:
@@ -134,7 +134,7 @@ class Sequences:
                 c.REWARDS, f"numbers whose sums of {self.n} fit into float32", f"{largest:g}"
             )
 
-    def cut(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def cut(self, arrays: Columns) -> dict[str, Array]:
         """Return the sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S
         can be 0.
 
@@ -146,65 +146,70 @@ class Sequences:
         table = np.array(windows, np.int64).reshape(-1, len(_Window._fields))
         env, first, stop, trained_from = table.T
         rows = first[:, None] + np.arange(self.shape.length)
-        is_there = rows < stop[:, None]
-        rows = np.where(is_there, rows, first[:, None])
-        found = {c.ACTIONS: _taken(arrays[c.ACTIONS], rows, env, is_there)}
-        made = n_step(
-            *(
-                _taken(arrays[name], rows, env, is_there).T
-                for name in (c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)
-            ),
+        is_row = rows < stop[:, None]
+        rows = np.where(is_row, rows, first[:, None])
+        steps_of = {
+            name: _at(arrays[name], rows, env, is_row)
+            for name in (c.ACTIONS, c.REWARDS, c.TERMINATEDS, c.TRUNCATEDS)
+        }
+        targets = n_step(
+            steps_of[c.REWARDS].T,
+            steps_of[c.TERMINATEDS].T,
+            steps_of[c.TRUNCATEDS].T,
             gamma=self.gamma,
             n=self.n,
-            valid=is_there.T,
+            valid=is_row.T,
         )
-        found |= {c.N_STEP_RETURNS: made.returns.T, c.DISCOUNTS: made.discounts.T}
-        found[FOLLOWING] = (np.arange(self.shape.length) + made.steps.T).astype(np.int32)
-        found[TRAINED] = (is_there & (rows >= trained_from[:, None])).astype(np.float32)
-        behind = {c.OBS: new_obs(arrays)} | {
-            name: arrays[of] for name, of in _PREVIOUS.items() if name in arrays
+        following = np.arange(self.shape.length) + targets.steps.T
+        is_trained = is_row & (rows >= trained_from[:, None])
+        cut: dict[str, Array] = {
+            c.ACTIONS: steps_of[c.ACTIONS],
+            c.N_STEP_RETURNS: targets.returns.T,
+            c.DISCOUNTS: targets.discounts.T,
+            FOLLOWING: following.astype(np.int32),
+            TRAINED: is_trained.astype(np.float32),
         }
-        for name, following in behind.items():
-            longer = np.pad(_taken(arrays[name], rows, env, is_there), _one_more(arrays[name].ndim))
-            longer[np.arange(len(windows)), stop - first] = following[stop - 1, env]
-            found[name] = longer
+        after = {name: arrays[of] for name, of in _PREVIOUS.items() if name in arrays}
+        after[c.OBS] = new_obs(arrays)
+        for name, next_entries in after.items():
+            entries = _at(arrays[name], rows, env, is_row)
+            cut[name] = np.pad(entries, _one_more(entries.ndim))
+            cut[name][np.arange(len(windows)), stop - first] = next_entries[stop - 1, env]
+        # a sequence that starts elsewhere starts an episode, with a state of zeros
+        has_state = first % self.shape.stride == 0
+        place = np.where(has_state, first // self.shape.stride, 0)
         for column in self.states:
-            # a sequence that starts elsewhere starts an episode, with a state of zeros
-            is_known = first % self.shape.stride == 0
-            known = arrays[column.name][env, np.where(is_known, first // self.shape.stride, 0)]
-            found[column.name] = np.where(is_known[:, None], known, np.float32(0.0))
-        return {column.name: found[column.name][:, None] for column in self.columns}
+            states = arrays[column.name][env, place]
+            cut[column.name] = np.where(has_state[:, None], states, np.float32(0.0))
+        return {column.name: cut[column.name][:, None] for column in self.columns}
 
-    def _windows(self, arrays: Mapping[str, Array]) -> Iterator[_Window]:
+    def _windows(self, arrays: Columns) -> Iterator[_Window]:
         ended = arrays[c.TERMINATEDS] | arrays[c.TRUNCATEDS]
-        valid = arrays.get(c.VALID)
-        if valid is None:
-            valid = np.ones(ended.shape, np.bool_)
+        valid = arrays.get(c.VALID, np.ones(ended.shape, np.bool_))
         begins_episode = np.ones(ended.shape[1], np.bool_)
         for column in self.states:
             begins_episode &= ~arrays[column.name][:, 0].any(axis=1)
         for env in range(ended.shape[1]):
             for first, stop in _runs(valid[:, env], ended[:, env]):
-                yield from self._windows_of_run(
-                    env, first, stop, bool(first or begins_episode[env])
-                )
+                begins = bool(first or begins_episode[env])
+                yield from self._windows_of_run(env, first, stop, begins_episode=begins)
 
     def _windows_of_run(
-        self, env: int, first: int, end: int, begins_episode: bool
+        self, env: int, first: int, end: int, *, begins_episode: bool
     ) -> Iterator[_Window]:
         """Yield the sequences of rows `first` to `end`, which are consecutive in one episode."""
-        length = self.shape.length
-        burn_in = self.shape.burn_in
         stride = self.shape.stride
-        trained_from = first if begins_episode else first + burn_in
+        trained_from = first
+        if not begins_episode:
+            trained_from += self.shape.burn_in
         while True:
-            stop = min(first + length, end)
+            stop = min(first + self.shape.length, end)
             if trained_from < stop:
                 yield _Window(env, first, stop, trained_from)
             if stop == end:
                 return
             first = (first + stride) // stride * stride
-            trained_from = first + burn_in
+            trained_from = first + self.shape.burn_in
 
 
 def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
@@ -213,7 +218,7 @@ def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
     """
     first = 0
     for row in np.flatnonzero(ended | ~valid).tolist():
-        stop = row + 1 if valid[row] else row
+        stop = row + int(valid[row])
         if first < stop:
             yield first, stop
         first = row + 1
@@ -221,11 +226,11 @@ def _runs(valid: Bools, ended: Bools) -> Iterator[tuple[int, int]]:
         yield first, len(valid)
 
 
-def _taken(column: Array, rows: I64, env: I64, is_there: Bools) -> Array:
-    """Return rows [S, L, ...] of a column [T, N, ...], with zeros for missing rows."""
-    taken: Array = column[rows, env[:, None]]
-    taken[~is_there] = 0
-    return taken
+def _at(column: Array, rows: I64, env: I64, is_row: Bools) -> Array:
+    """Return rows [S, L, ...] of a column [T, N, ...], with zeros where there is no row."""
+    entries: Array = column[rows, env[:, None]]
+    entries[~is_row] = 0
+    return entries
 
 
 def _one_more(ndim: int) -> list[tuple[int, int]]:

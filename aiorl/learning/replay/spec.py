@@ -81,7 +81,9 @@ class ReplaySpec:
     def frame(self) -> np.dtype[np.void]:
         """Dtype of a frame, which is the only field of a record."""
         obs = next(column for column in self.columns if column.name == c.OBS)
-        shape = obs.shape[:-1] if self.stack > 1 else obs.shape
+        shape = obs.shape
+        if self.stack > 1:
+            shape = shape[:-1]
         return np.dtype([("frame", np.dtype(obs.dtype), shape)])
 
     @property
@@ -102,19 +104,26 @@ class ReplaySpec:
     @property
     def bytes_of_rows(self) -> int:
         """Bytes of rows and frames."""
-        frames = self.num_frames * self.frame.itemsize if self.stack else 0
-        return self.capacity * self.row.itemsize + frames
+        num_bytes = self.capacity * self.row.itemsize
+        if self.stack:
+            num_bytes += self.num_frames * self.frame.itemsize
+        return num_bytes
 
     @property
     def bytes_needed(self) -> int:
         """Bytes of the whole replay; anything but rows and frames is in memory."""
-        tree = 8 * SumTree.num_sums(self.capacity) if self.priorities is not None else 0
-        return self.bytes_of_rows + tree
+        num_bytes = self.bytes_of_rows
+        if self.priorities is not None:
+            num_bytes += 8 * SumTree.num_sums(self.capacity)
+        return num_bytes
 
     @property
     def saved_bytes(self) -> int:
         """Bytes that a full replay takes in a checkpoint."""
-        return self.bytes_of_rows + (8 * self.capacity if self.priorities is not None else 0)
+        num_bytes = self.bytes_of_rows
+        if self.priorities is not None:
+            num_bytes += 8 * self.capacity
+        return num_bytes
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must match those of a saved state to restore it,
@@ -209,4 +218,6 @@ def _unusable(directory: str, error: OSError) -> ConfigError:
 
 def _readable(size: int) -> str:
     """Format a size in gigabytes of 10^9 bytes, or in bytes if it is small."""
-    return f"{size / 1e9:,.2f} GB" if size >= 10**7 else f"{size:,} bytes"
+    if size < 10**7:
+        return f"{size:,} bytes"
+    return f"{size / 1e9:,.2f} GB"
