@@ -59,7 +59,7 @@ from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replay.replay import Replay
-from aiorl.learning.replayed import per_row, replay_knobs, replayed
+from aiorl.learning.replayed import replay_knobs, replayed
 from aiorl.learning.rows import sequence_columns
 from aiorl.learning.steps import (
     Loss,
@@ -74,6 +74,7 @@ from aiorl.learning.steps import (
     guarded,
     minibatches,
     of_policy,
+    per_row,
     prepare,
 )
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aiorl.learning.models.networks import Network
 
 __all__ = [
+    "SEEDS",
     "STEPS_BEFORE",
     "WEIGHTS",
     "Composed",
@@ -55,7 +56,9 @@ __all__ = [
     "guarded",
     "minibatches",
     "of_policy",
+    "per_row",
     "prepare",
+    "weighted_mean",
 ]
 
 Loss = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
@@ -74,6 +77,8 @@ STEPS_BEFORE = "steps_before"
 """Knob: minibatches made before this call, from which `every` counts; 0 if it is missing."""
 WEIGHTS = "weights"
 """Column of a drawn minibatch: importance weight of each row."""
+SEEDS = "seeds"
+"""Column of a drawn minibatch: seeds for its random numbers, of the shape that `drawn` was given."""
 
 MAX_METRICS = 64
 """Metrics that an update can have."""
@@ -681,6 +686,44 @@ def drawn(
             numbers; None = no seeds.
     """
     return Loop(step=step, is_drawn=True, write_back=tuple(write_back), seeds=seeds)
+
+
+def weighted_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Return the mean over the rows of losses times importance weights: small weights make small
+    steps.
+
+    Args:
+        losses: losses of rows, any shape.
+        weights: importance weights, of the same shape; they are constant for gradients.
+
+    Returns:
+        float32 scalar.
+
+    Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3.4.
+    """
+    return tf.reduce_mean(losses * tf.stop_gradient(weights))
+
+
+def per_row(
+    judge: Callable[[Tensors, Tensors], tuple[tf.Tensor, tf.Tensor, Tensors]],
+) -> Loss:
+    """Return the loss of a drawn minibatch whose rows have importance weights and priorities.
+
+    Args:
+        judge: (columns, knobs) -> (losses [B], absolute TD errors [B], further tensors).
+
+    Returns:
+        Loss that is the weighted mean of the losses. It gives the metric "mean_td_error", and the
+        errors as `aiorl.data.columns.PRIORITIES`, which `drawn` can write back.
+    """
+
+    def loss(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+        losses, errors, tensors = judge(columns, knobs)
+        errors = tf.stop_gradient(errors)
+        metrics = {**tensors, "mean_td_error": tf.reduce_mean(errors)}
+        return weighted_mean(losses, columns[WEIGHTS]), {**metrics, PRIORITIES: errors}
+
+    return loss
 
 
 def guarded(

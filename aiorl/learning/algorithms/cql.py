@@ -22,10 +22,8 @@ from aiorl.learning.losses.critics import (
     sampled_soft_maximum,
     soft_maximum,
 )
-from aiorl.learning.losses.q_learning import weighted_mean
 from aiorl.learning.models.distributions import to_tf_distribution
-from aiorl.learning.replayed import SEEDS
-from aiorl.learning.steps import WEIGHTS, Loss, descend
+from aiorl.learning.steps import SEEDS, WEIGHTS, Loss, descend, weighted_mean
 
 if TYPE_CHECKING:
     pass

@@ -21,7 +21,7 @@ from aiorl.learning.algorithms.replay_config import ActorReplayKeys
 from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.q_learning import chosen
-from aiorl.learning.replayed import per_row, replay_knobs
+from aiorl.learning.replayed import replay_knobs
 from aiorl.learning.steps import (
     Descent,
     Loss,
@@ -32,6 +32,7 @@ from aiorl.learning.steps import (
     drawn,
     every,
     follow,
+    per_row,
 )
 
 if TYPE_CHECKING:

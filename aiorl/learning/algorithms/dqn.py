@@ -24,7 +24,7 @@ from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean, q_learning
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape
-from aiorl.learning.replayed import SEEDS, Replayed, per_row, replay_knobs, replayed
+from aiorl.learning.replayed import Replayed, replay_knobs, replayed
 from aiorl.learning.rows import (
     by_time,
     flattened,
@@ -33,6 +33,7 @@ from aiorl.learning.rows import (
     state_columns,
 )
 from aiorl.learning.steps import (
+    SEEDS,
     WEIGHTS,
     Loss,
     TargetNetwork,
@@ -41,6 +42,7 @@ from aiorl.learning.steps import (
     drawn,
     every,
     follow,
+    per_row,
 )
 
 if TYPE_CHECKING:

@@ -24,10 +24,9 @@ from aiorl.learning.algorithms.critics import (
 from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import expectile_losses, imitation_weights
-from aiorl.learning.losses.q_learning import weighted_mean
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replayed import replayed
-from aiorl.learning.steps import WEIGHTS, TargetNetwork
+from aiorl.learning.steps import WEIGHTS, TargetNetwork, weighted_mean
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic

@@ -37,8 +37,8 @@ from aiorl.learning.losses.critics import (
     temperature_losses,
 )
 from aiorl.learning.models.distributions import to_tf_distribution
-from aiorl.learning.replayed import SEEDS, replayed
-from aiorl.learning.steps import Loss, Step, TargetNetwork, descend
+from aiorl.learning.replayed import replayed
+from aiorl.learning.steps import SEEDS, Loss, Step, TargetNetwork, descend
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic

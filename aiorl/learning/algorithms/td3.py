@@ -22,8 +22,8 @@ from aiorl.learning.algorithms.critics import (
 from aiorl.learning.algorithms.replay_config import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.critics import smoothed_actions
-from aiorl.learning.replayed import SEEDS, replayed
-from aiorl.learning.steps import TargetNetwork, every
+from aiorl.learning.replayed import replayed
+from aiorl.learning.steps import SEEDS, TargetNetwork, every
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic

@@ -178,15 +178,6 @@ def huber(errors: tf.Tensor, *, delta: float = 1.0) -> tf.Tensor:
     return within * (size - 0.5 * within)
 
 
-def weighted_mean(losses: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Return the mean over the rows of losses [...] times importance weights [...]: small weights
-    make small steps.
-
-    Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3.4.
-    """
-    return tf.reduce_mean(losses * tf.stop_gradient(weights))
-
-
 def support(v_min: float, v_max: float, num_atoms: int) -> tf.Tensor:
     """Return the returns [Z] float32 of the atoms, evenly spaced from `v_min` to `v_max`."""
     return tf.linspace(tf.constant(v_min, tf.float32), tf.constant(v_max, tf.float32), num_atoms)

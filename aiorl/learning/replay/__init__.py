@@ -4,7 +4,6 @@
 - `replay`: rows in, minibatches out.
 - `ring`: slots of the rows, and snapshots for checkpoints during training.
 - `frames`: frames of observations, each stored once.
-- `pieces`: pieces of stored experience that the replay already has.
 - `sequences`: fragments cut into sequences for recurrent networks, each an entry of the replay.
 - `priorities`: probabilities with which rows are drawn.
 """

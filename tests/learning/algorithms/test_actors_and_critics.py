@@ -18,8 +18,7 @@ from aiorl.data import columns as c
 from aiorl.errors import UnsupportedSpaceError
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.models.export import export_acting_graph
-from aiorl.learning.replayed import SEEDS
-from aiorl.learning.steps import WEIGHTS
+from aiorl.learning.steps import SEEDS, WEIGHTS
 
 ROWS = 6
 MASKS = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 1], [0, 1, 0], [1, 1, 1], [1, 1, 0]], np.float32)

@@ -26,8 +26,8 @@ from aiorl.learning.losses.q_learning import (
     rescaled,
     support,
     unrescaled,
-    weighted_mean,
 )
+from aiorl.learning.steps import weighted_mean
 
 
 def example(seed: int, rows: int = 6, actions: int = 4) -> dict[str, Any]:

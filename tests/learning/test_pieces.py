@@ -7,8 +7,8 @@ import pytest
 
 from aiorl.data import columns as c
 from aiorl.errors import BatchError
-from aiorl.learning.replay import pieces as module
-from aiorl.learning.replay.pieces import Pieces
+from aiorl.learning import drawn_batches as module
+from aiorl.learning.drawn_batches import Pieces
 
 
 def fragment(*numbers: int) -> dict[str, np.ndarray]:
