@@ -58,6 +58,7 @@ from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
+from aiorl.learning.replay.episodes import EpisodeReplay
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replayed import replay_knobs, replayed
 from aiorl.learning.rows import sequence_columns
@@ -86,6 +87,7 @@ __all__ = [
     "Algorithm",
     "CompiledUpdate",
     "DQNConfig",
+    "EpisodeReplay",
     "Experience",
     "Feed",
     "ImitationConfig",

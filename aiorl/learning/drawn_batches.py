@@ -13,7 +13,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import Columns, Piece
+from aiorl.data.columns import Columns, ColumnSpec, Piece
 from aiorl.data.fragment import SamplePlan, refuse_others
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithm import Array, Batch, Feed, Round
@@ -85,7 +85,7 @@ class ReplayFeed(Feed):
             )
         _check_written(loop.write_back, replay.spec)
         self.replay = replay
-        self.steps_per_call = _steps_per_call(config, replay.spec)
+        self.steps_per_call = _steps_per_call(config, replay.sampled_columns)
         self._config = config
         self._columns = plan.columns
         self._sequences = config.sequences(model)
@@ -196,7 +196,7 @@ class ReplayFeed(Feed):
         leading = (self.steps_per_call, self._config.minibatch_entries)
         columns = {
             column.name: np.zeros((*leading, *column.shape), column.dtype)
-            for column in self.replay.spec.columns
+            for column in self.replay.sampled_columns
         }
         columns |= self._stacks.nominal_seeds()
         columns[WEIGHTS] = np.zeros(leading, np.float32)
@@ -356,9 +356,9 @@ class _Stacks:
         return self._padded
 
 
-def _steps_per_call(config: ReplayKeys, spec: ReplaySpec) -> int:
+def _steps_per_call(config: ReplayKeys, columns: Sequence[ColumnSpec]) -> int:
     """Return the usual minibatches of an update, or fewer if they would take too much memory."""
-    row_bytes = sum(np.dtype(column.dtype).itemsize * column.width for column in spec.columns)
+    row_bytes = sum(np.dtype(column.dtype).itemsize * column.width for column in columns)
     most = max(1, _MAX_SAMPLE_BYTES // (row_bytes * config.minibatch_entries))
     return min(config.usual_minibatches(), most)
 

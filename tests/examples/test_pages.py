@@ -105,6 +105,58 @@ def test_t9_every_block_of_code_in_the_tutorial_runs(saved: Path) -> None:
     assert (saved / "rail.py").stat().st_size > 500
 
 
+FLIPS = """
+import gymnasium
+import numpy as np
+
+SIZE = 8
+
+
+class Flips(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (2 * SIZE,), np.float32)
+    action_space = gymnasium.spaces.Discrete(SIZE)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bits, self.goal = self.np_random.integers(2, size=(2, SIZE))
+        self.steps = 0
+        return self.obs(), {}
+
+    def step(self, action):
+        self.bits[action] ^= 1
+        self.steps += 1
+        is_reached = bool((self.bits == self.goal).all())
+        return self.obs(), float(is_reached) - 1, is_reached, self.steps == SIZE, {}
+
+    def obs(self):
+        return np.concatenate([self.bits, self.goal]).astype(np.float32)
+"""
+TRAIN = """
+import aiorl
+from hindsight import HindsightConfig
+
+SETTINGS = {"num_workers": 0, "seed": 1, "xla": "off", "model": {"fcnet_hiddens": [64]}}
+SETTINGS |= {"gamma": 0.95, "lr": 1e-3, "target_update_freq": 100, "training_intensity": 32}
+SETTINGS |= {"epsilon_schedule": [(0, 1.0), (4000, 0.1)], "learning_starts": 500}
+for kind in (aiorl.DQNConfig, HindsightConfig):
+    config = kind(env="flips:Flips", run_dir=kind.__name__, **SETTINGS)
+    with config.build() as trainer:
+        for _ in trainer.iterate(stop_timesteps=8000):
+            pass
+    print(aiorl.evaluate(config.run_dir, episodes=100).mean)
+"""
+
+
+@pytest.mark.parametrize("saved", ["new_replay_algorithm.md"], indirect=True)
+def test_hindsight_flips_bits_to_a_goal_that_dqn_does_not_reach(saved: Path) -> None:
+    """Of 8 bits, half are to be flipped on average, so the best mean return is -3; -8 is failure."""
+    (saved / "flips.py").write_text(FLIPS)
+    (saved / "train.py").write_text(TRAIN)
+    *_, plain, hindsight = run(saved, "train.py").split()
+    assert float(plain) < -6.5
+    assert float(hindsight) > -4
+
+
 LATER = """
 import aiorl
 trainer = aiorl.Trainer.restore("cartpole-awr")

@@ -17,7 +17,7 @@ from aiorl.errors import BatchError, CheckpointError
 from aiorl.learning.replay.frames import FrameStore, observed
 from aiorl.learning.replay.priorities import F32, F64, Priorities
 from aiorl.learning.replay.ring import I64, Ring, Snapshot
-from aiorl.learning.replay.spec import FRAMES_OF, ReplaySpec, allocate
+from aiorl.learning.replay.spec import EPISODE_COLUMNS, FRAMES_OF, ReplaySpec, allocate
 
 _MIN_GROUP = 256
 _NUM_SETS = 2
@@ -89,6 +89,11 @@ class Replay:
         return self.stored - self._oldest
 
     @property
+    def sampled_columns(self) -> tuple[ColumnSpec, ...]:
+        """Columns of a sampled row; a subclass can draw other ones than it stores."""
+        return self.spec.columns
+
+    @property
     def stored(self) -> int:
         """Number of rows stored so far."""
         return self._ring.written
@@ -141,10 +146,10 @@ class Replay:
         if length > most:
             arrays = _newest_steps(self.spec.columns, arrays, length - most)
             length = most
-        chosen = _transitions(arrays)
+        order = self._order(arrays)
         count: int = length * num_envs
-        if chosen is not None:
-            count = len(chosen)
+        if order is not None:
+            count = len(order)
         if not count:
             return 0
         names = [column.name for column in self.spec.plain_columns if column.name in arrays]
@@ -157,10 +162,11 @@ class Replay:
                 fields[FRAMES_OF[name]] = self._frames.slots(numbers)
         elif any(column.name == c.NEW_OBS for column in self.spec.columns):
             fields[c.NEW_OBS] = n_step_new_obs(arrays)
-        rows = {name: _rows(array, chosen) for name, array in fields.items()}
+        rows = {name: rows_of(array, order) for name, array in fields.items()}
         errors = None
         if self._priorities is not None and c.PRIORITIES in arrays:
-            errors = np.abs(_rows(arrays[c.PRIORITIES], chosen).astype(np.float64))
+            errors = np.abs(rows_of(arrays[c.PRIORITIES], order).astype(np.float64))
+        self._before_writing(arrays, order)
         self._write(rows, count, errors)
         if self._frames is not None:
             self._group(first_frame)
@@ -208,6 +214,19 @@ class Replay:
             ids=ids.reshape(leading),
             weights=weights.reshape(leading),
         )
+
+    def read(self, ids: I64) -> dict[str, Array]:
+        """Return columns ``[*ids.shape, ...]`` of rows by name, in new arrays.
+
+        Args:
+            ids: numbers of rows that can be drawn, any shape.
+        """
+        columns = self._new_output(ids.size)
+        self._read((ids % self.spec.capacity).reshape(-1), columns)
+        return {
+            column.name: columns[column.name].reshape(*ids.shape, *column.shape)
+            for column in self.spec.columns
+        }
 
     def update_priorities(self, ids: Array, errors: Any) -> None:
         """Set the errors by which rows are drawn; no effect if rows are drawn uniformly.
@@ -261,16 +280,12 @@ class Replay:
             "rng": self._rng.bit_generator.state,
         }
         rings = {"rows": self._ring.snapshot()}
-        arrays: dict[str, Array] = {}
         if self._priorities is not None:
             values["largest_error"] = self._priorities.largest
-            arrays["priorities"] = self._priorities.tree.priorities.copy()
         if self._frames is not None:
             values["frames_stored"] = self._frames.ring.written
             rings["frames"] = self._frames.ring.snapshot()
-            arrays["groups"] = np.array(self._groups, np.int64).reshape(-1, 2)
-            arrays["last"] = self._frames.last()
-        return Snapshot(values, rings, arrays)
+        return Snapshot(values, rings, self._saved_arrays())
 
     def restore(self, values: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
         """Restore a snapshot, bit for bit: the next rows drawn are those that would have been drawn
@@ -309,6 +324,27 @@ class Replay:
                 arrays[name] = array
         if any(missing.values()):
             raise ValueError(f"missing rows: {missing}")
+        self._restore_arrays(arrays)
+        if self._priorities is not None:
+            self._priorities.largest = float(values["largest_error"])
+        self._rng.bit_generator.state = values["rng"]
+
+    def _saved_arrays(self) -> dict[str, Array]:
+        """Return what a snapshot holds besides values and rings, by name."""
+        arrays: dict[str, Array] = {}
+        if self._priorities is not None:
+            arrays["priorities"] = self._priorities.tree.priorities.copy()
+        if self._frames is not None:
+            arrays["groups"] = np.array(self._groups, np.int64).reshape(-1, 2)
+            arrays["last"] = self._frames.last()
+        return arrays
+
+    def _restore_arrays(self, arrays: Columns) -> None:
+        """Restore what `_saved_arrays` returned, after the rings.
+
+        Raises:
+            (KeyError, TypeError, ValueError, IndexError): an array is missing or damaged.
+        """
         if self._frames is not None:
             self._groups = deque(_Group(*pair) for pair in arrays["groups"].tolist())
             self._frames.set_last(arrays["last"])
@@ -319,8 +355,6 @@ class Replay:
                     f"priorities are {priorities.dtype} {priorities.shape}, or not finite"
                 )
             self._priorities.tree.set_run(0, priorities)
-            self._priorities.largest = float(values["largest_error"])
-        self._rng.bit_generator.state = values["rng"]
 
     def _check_identity(self, saved: Mapping[str, Any]) -> None:
         """Raise CheckpointError unless a replay with this `saved` identity held the same rows."""
@@ -338,6 +372,17 @@ class Replay:
                 f"it was saved with other settings: {'; '.join(differing)}. "
                 "Set checkpoint_replay: false to continue without it",
             )
+
+    def _order(self, arrays: Columns) -> I64 | None:
+        """Return which of the T * N rows of a fragment are stored, in order; None if all are, as
+        they are.
+        """
+        if c.VALID not in arrays or arrays[c.VALID].all():
+            return None
+        return np.flatnonzero(arrays[c.VALID])
+
+    def _before_writing(self, arrays: Columns, order: I64 | None) -> None:
+        """Note the rows of a fragment that will be written in this `order`; for subclasses."""
 
     def _most_steps(self, arrays: Columns, length: int, num_envs: int) -> int:
         """Return the number of newest steps of a fragment for whose rows and frames there is
@@ -424,19 +469,12 @@ class Replay:
         }
 
 
-def _transitions(arrays: Columns) -> I64 | None:
-    """Return which of the T * N rows of a fragment are transitions; None if all are."""
-    if c.VALID not in arrays or arrays[c.VALID].all():
-        return None
-    return np.flatnonzero(arrays[c.VALID])
-
-
-def _rows(array: Array, chosen: I64 | None) -> Array:
-    """Return rows [B, ...] of a column [T, N, ...], only the chosen ones of the T * N."""
+def rows_of(array: Array, order: I64 | None) -> Array:
+    """Return rows [B, ...] of a column [T, N, ...]: those of the T * N in an `order`; None = all."""
     rows = array.reshape(-1, *array.shape[2:])
-    if chosen is None:
+    if order is None:
         return rows
-    return rows[chosen]
+    return rows[order]
 
 
 def _newest_steps(columns: tuple[ColumnSpec, ...], arrays: Columns, cut: int) -> dict[str, Array]:
@@ -447,7 +485,8 @@ def _newest_steps(columns: tuple[ColumnSpec, ...], arrays: Columns, cut: int) ->
         arrays: arrays of the fragment by name.
         cut: number of steps to leave out.
     """
-    of_steps = {column.name for column in columns} | {c.VALID, c.N_STEPS, c.PRIORITIES}
+    of_steps = {column.name for column in columns}
+    of_steps |= {c.VALID, c.N_STEPS, c.PRIORITIES, *EPISODE_COLUMNS}
     newest = {name: array[cut:] if name in of_steps else array for name, array in arrays.items()}
     if c.FINAL_INDEX in arrays:
         is_left = arrays[c.FINAL_INDEX][:, 0] >= cut

@@ -25,6 +25,7 @@ from aiorl.data.columns import Array, Bools, Columns, ColumnSpec
 from aiorl.data.fragment import check_fragment, check_numbers, new_obs
 from aiorl.errors import BatchError
 from aiorl.learning.replay.ring import I64
+from aiorl.learning.replay.spec import EPISODE_COLUMNS, check_episode_columns
 
 TRAINED = "trained"
 """Column: 1 for the steps of a sequence that are trained on, 0 for its burn-in and after its
@@ -133,6 +134,8 @@ class Sequences:
             raise BatchError(
                 c.REWARDS, f"numbers whose sums of {self.n} fit into float32", f"{largest:g}"
             )
+        if c.EPS_ID in arrays:
+            check_episode_columns(arrays, (steps, num_envs))
 
     def cut(self, arrays: Columns) -> dict[str, Array]:
         """Return the sequences of a fragment, [S, 1, ...] by name, as S steps of one environment; S
@@ -140,7 +143,8 @@ class Sequences:
 
         Args:
             arrays: arrays of a checked fragment: columns [T, N, ...], the arrays from which
-                `new_obs` is built, and states [N, C, ...] before every `shape.stride` rows.
+                `new_obs` is built, and states [N, C, ...] before every `shape.stride` rows. If there
+                are EPISODE_COLUMNS, a sequence has those of its first row.
         """
         windows = list(self._windows(arrays))
         table = np.array(windows, np.int64).reshape(-1, len(_Window._fields))
@@ -181,7 +185,12 @@ class Sequences:
         for column in self.states:
             states = arrays[column.name][env, place]
             cut[column.name] = np.where(has_state[:, None], states, np.float32(0.0))
-        return {column.name: cut[column.name][:, None] for column in self.columns}
+        names = [column.name for column in self.columns]
+        if c.EPS_ID in arrays:
+            names += EPISODE_COLUMNS
+            for name in EPISODE_COLUMNS:
+                cut[name] = arrays[name][first, env]
+        return {name: cut[name][:, None] for name in names}
 
     def _windows(self, arrays: Columns) -> Iterator[_Window]:
         ended = arrays[c.TERMINATEDS] | arrays[c.TRUNCATEDS]

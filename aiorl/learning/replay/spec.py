@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.columns import ColumnSpec
-from aiorl.errors import ConfigError
+from aiorl.data.columns import Columns, ColumnSpec
+from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.replay.priorities import Prioritised, SumTree
 from aiorl.process.machine import available_bytes
 
@@ -30,6 +30,9 @@ RECENT_FRAMES = 3072
 
 FRAMES_OF = {c.OBS: "obs_frames", c.NEW_OBS: "new_obs_frames"}
 """Field of a stored row with the slots of its frames, for both observations."""
+
+EPISODE_COLUMNS = (c.EPS_ID, c.AGENT_INDEX, c.T)
+"""Columns of a fragment by which a replay knows the rows of one agent in one episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,28 @@ class ReplaySpec:
         """Return the number and size of rows, for messages."""
         per_row = math.ceil(self.bytes_of_rows / self.capacity)
         return f"{self.capacity:,} {self.unit} of {per_row:,} bytes"
+
+
+def check_episode_columns(arrays: Columns, leading: tuple[int, ...]) -> None:
+    """Check that EPISODE_COLUMNS are in a fragment. Safe in any thread.
+
+    Args:
+        arrays: arrays of the fragment by name.
+        leading: T and N.
+
+    Raises:
+        BatchError: one is missing, or is no integer for each row.
+    """
+    for name in EPISODE_COLUMNS:
+        if name not in arrays:
+            raise BatchError(
+                name,
+                "in every fragment; name EpisodeReplay.fragment_columns in the columns of replayed",
+                f"only {sorted(arrays)!r:.500}",
+            )
+        column = arrays[name]
+        if column.shape != leading or column.dtype.kind not in "iu":
+            raise BatchError(name, f"integers {leading}", f"{column.dtype} {column.shape}")
 
 
 _SPILL_KEY = "replay_spill_dir"

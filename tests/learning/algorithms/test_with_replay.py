@@ -27,16 +27,39 @@ from algorithm_cases import (
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
+from aiorl.data.columns import ColumnSpec
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import BatchError, CheckpointError, ConfigError
-from aiorl.learning.algorithm import Observations
+from aiorl.learning.algorithm import Observations, Update
 from aiorl.learning.algorithms.apex import Apex, ApexConfig
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
 from aiorl.learning.learner import Learner
 from aiorl.learning.models.export import export_acting_graph
 from aiorl.learning.replay import spec as memory
-from aiorl.learning.replayed import Replayed, replay_spec
-from aiorl.learning.steps import chain, descend, every
+from aiorl.learning.replay.episodes import EpisodeReplay
+from aiorl.learning.replay.replay import Sample
+from aiorl.learning.replayed import Replayed, replay_knobs, replay_spec, replayed
+from aiorl.learning.steps import chain, descend, drawn, every
+
+
+class SequenceReplay(EpisodeReplay):
+    """Draws rows along with the two that follow them in their episode, as sequences [.., 3, ...]."""
+
+    @property
+    def sampled_columns(self) -> tuple[ColumnSpec, ...]:
+        columns = [
+            ColumnSpec(column.name, (3, *column.shape), column.dtype)
+            for column in self.spec.columns
+        ]
+        return (*columns, ColumnSpec("is_row", (3,)))
+
+    def sample(self, *args: Any, **options: Any) -> Sample:
+        sample = super().sample(*args, **options)
+        numbers = self.following(sample.ids, 3)
+        is_row = numbers >= 0
+        columns = self.read(np.where(is_row, numbers, sample.ids[..., None]))
+        return sample._replace(columns={**columns, "is_row": is_row.astype(np.float32)})
+
 
 DUE: dict[str, Any] = {"learning_starts": 16, "training_intensity": 3}
 """Eight rows of a fragment make six minibatches of four due; the first fragment is only stored."""
@@ -216,6 +239,45 @@ def test_the_interval_of_target_updates_spans_calls() -> None:
             targets.append(case.tensors[f"target/{name}"])
         assert sum(bool((one != other).any()) for one, other in pairwise(targets)) == times
         assert (case.tensors[f"weights/{name}"] != targets[0]).any()
+
+
+def test_an_update_can_train_on_sequences_of_rows_that_stay_within_an_episode() -> None:
+    """Two environments, with episodes of 5 steps."""
+    lengths = []
+
+    class Mine(DQN):
+        @staticmethod
+        def experience(config: Any) -> Any:
+            columns = SequenceReplay.fragment_columns
+            return replayed(config, columns=columns, make_replay=SequenceReplay)
+
+        @staticmethod
+        def update(config: Any, networks: Any) -> Any:
+            weight = tf.Variable(0.0)
+
+            def loss(columns: Any, knobs: Any) -> Any:
+                assert columns[c.OBS].shape == (4, 3, NUM_OBS)
+                lengths.extend(tf.reduce_sum(columns["is_row"], axis=1).numpy().tolist())
+                steps = columns[c.N_STEP_RETURNS]
+                is_next = tf.abs(steps[:, 1] - steps[:, 0] - 1) < 0.1
+                are_next = tf.reduce_all(is_next | (columns["is_row"][:, 1] < 1))
+                return weight, {"are_next": tf.cast(are_next, tf.float32)}
+
+            step = descend([weight], loss, keras.optimizers.SGD())
+            return Update(loop=drawn(step, write_back=()), knobs=replay_knobs(config))
+
+    case = Case("dqn", **DUE)
+    learner = Learner(Mine, case.config, case.model)
+    learner.warm_up()
+    for first in range(0, 40, 4):
+        steps = np.tile(np.arange(first, first + 4)[:, None], 2)
+        episodes = {c.EPS_ID: steps // 5, c.AGENT_INDEX: steps * 0 + [0, 1], c.T: steps % 5}
+        returns = {c.N_STEP_RETURNS: (steps % 5).astype(np.float32)}
+        fragment = {**case.fragment(first), **episodes, **returns}
+        learner.check_fragment(fragment)
+        result = learner.update(learner.make_batch([fragment]), 0)
+    assert result.metrics["are_next"] == 1
+    assert set(lengths) == {1, 2, 3}
 
 
 def test_with_a_small_tau_the_target_moves_a_little_in_each_minibatch() -> None:
