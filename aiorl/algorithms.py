@@ -28,8 +28,7 @@ from aiorl.learning.algorithm import (
     Update,
     UpdateResult,
 )
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
-from aiorl.learning.algorithms.critics import (
+from aiorl.learning.algorithms.critic_update import (
     build_actor,
     critic_step,
     make_critics,
@@ -37,12 +36,6 @@ from aiorl.learning.algorithms.critics import (
 )
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig, q_update
 from aiorl.learning.algorithms.imitation import ImitationConfig, stored
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig
-from aiorl.learning.algorithms.replay_config import (
-    ActorReplayConfig,
-    OfflineReplayConfig,
-    ReplayConfig,
-)
 from aiorl.learning.algorithms.streaming import (
     StreamingConfig,
     VTrace,
@@ -54,6 +47,12 @@ from aiorl.learning.algorithms.streaming import (
 from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
 from aiorl.learning.compiled import CompiledUpdate, adam, adam_of_multiplier
 from aiorl.learning.experience import advantages, on_policy, returns
+from aiorl.learning.keys.actor_critic import ActorCriticConfig, OnPolicyConfig
+from aiorl.learning.keys.replay import (
+    ActorReplayConfig,
+    OfflineReplayConfig,
+    ReplayConfig,
+)
 from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise

@@ -195,7 +195,7 @@ def test_parts_of_a_run_do_not_see_the_whole_config() -> None:
 TO_KNOW = {
     "ppo": ("algorithms/surrogate.py", "losses/policy_gradient.py", "steps.py"),
     "dqn": ("losses/q_learning.py", "steps.py"),
-    "sac": ("algorithms/critics.py", "losses/critics.py", "steps.py"),
+    "sac": ("algorithms/critic_update.py", "losses/off_policy_actor_critic.py", "steps.py"),
     "impala": ("algorithms/streaming.py", "losses/vtrace.py", "steps.py"),
 }
 """Files of learning to read in order to know an algorithm, besides its own."""

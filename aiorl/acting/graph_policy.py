@@ -31,7 +31,7 @@ FIXED_TIMESTEP = "fixed_timestep"
 """Setting of a policy that doesn't learn: the timestep at which its schedules stand still."""
 _CALLS_AHEAD = 16
 """Number of calls that noise is drawn for together."""
-_LEARNING = "aiorl.learning.algorithms.policy_learning"
+_LEARNING = "aiorl.learning.policy_learning"
 _TF_POLICY = "aiorl.learning.models.tf_policy"
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiorl.acting.exploration import Schedule
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Adaptation, Update
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
+from aiorl.learning.keys.actor_critic import ActorCriticKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss

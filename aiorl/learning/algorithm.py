@@ -21,11 +21,11 @@ from aiorl.acting.distributions import make_distribution
 from aiorl.acting.exploration import Schedule
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
+from aiorl.config.shared_keys import SDEKeys
 from aiorl.data.columns import DEFAULT_POLICY_ID, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import CheckpointError, ConfigError, InternalError
-from aiorl.learning.algorithms.shared_config import SDEKeys
 from aiorl.learning.steps import Loop, TargetNetwork
 
 if TYPE_CHECKING:

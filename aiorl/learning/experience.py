@@ -18,9 +18,9 @@ from aiorl.config.schema import CommonConfig
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import Feed, LeasePlan, Update, want_stored_experience
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
 from aiorl.learning.compiled import Mode
 from aiorl.learning.gradients import Gradients
+from aiorl.learning.keys.actor_critic import ActorCriticKeys
 from aiorl.learning.rows import sequence_columns
 from aiorl.learning.steps import Descent
 from aiorl.learning.train_batches import GradientBatches, TrainBatches

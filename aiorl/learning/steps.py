@@ -19,7 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from aiorl.config.own_steps import (
+from aiorl.data.columns import PRIORITIES
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.step_checks import (
     check_not_repeated,
     check_parts,
     check_positive,
@@ -28,8 +30,6 @@ from aiorl.config.own_steps import (
     checked_pair,
     found_metric,
 )
-from aiorl.data.columns import PRIORITIES
-from aiorl.learning.lazy import Tensors, tf
 
 if TYPE_CHECKING:
     from aiorl.learning.models.networks import Network

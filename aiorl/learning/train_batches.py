@@ -31,7 +31,7 @@ from aiorl.learning.rows import model_columns
 from aiorl.learning.steps import Begin, Descent, Loop, prepare
 
 if TYPE_CHECKING:
-    from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
+    from aiorl.learning.keys.actor_critic import ActorCriticKeys
     from aiorl.learning.models.actor_critic import ActorCritic
 
 _log = logging.getLogger(__name__)

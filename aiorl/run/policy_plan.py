@@ -21,6 +21,7 @@ from aiorl.config.code import check_takes, import_object, is_import_path
 from aiorl.config.key import fact_of
 from aiorl.config.layers import Layer
 from aiorl.config.schema import CommonConfig
+from aiorl.config.shared_keys import BATCH, ENVS, LENGTH
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.spaces import differ_in_order_only, space_from_dict, space_to_dict
 from aiorl.env.kinds import EnvFacts
@@ -28,7 +29,6 @@ from aiorl.errors import ConfigError, UnsupportedSpaceError, nearest
 from aiorl.learning.algorithm import Algorithm, experience_of
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
-from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.episode import MultiAgentEpisode
 from aiorl.text import agent_text

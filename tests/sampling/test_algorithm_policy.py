@@ -16,8 +16,8 @@ from aiorl.learning.algorithms.a2c import A2CConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
 from aiorl.learning.algorithms.impala import IMPALAConfig
 from aiorl.learning.algorithms.pg import PGConfig
-from aiorl.learning.algorithms.policy_learning import algorithm_policy
 from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.learning.policy_learning import algorithm_policy
 
 SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "eager": True, "lr": 0.01}
 

@@ -10,10 +10,9 @@ from aiorl.config.key import changed
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.compiled import adam
 from aiorl.learning.experience import advantages, on_policy
+from aiorl.learning.keys.actor_critic import ActorCriticKeys, OnPolicyConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import masked_normalise
 from aiorl.learning.steps import Loss

@@ -10,9 +10,9 @@ from aiorl.config.key import changed
 from aiorl.learning.actor_critic import update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
 from aiorl.learning.algorithms.a2c import A2C_COLUMNS, a2c_loss
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.algorithms.streaming import StreamingConfig, adam_or_rmsprop, streamed
 from aiorl.learning.experience import advantages
+from aiorl.learning.keys.actor_critic import OnPolicyConfig
 
 
 class A3CConfig(StreamingConfig):

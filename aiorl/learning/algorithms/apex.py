@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from aiorl.config.key import changed
 from aiorl.learning.algorithms.dqn import DQN, DQNConfig
-from aiorl.learning.algorithms.replay_config import ReplayConfig
+from aiorl.learning.keys.replay import ReplayConfig
 
 
 class ApexConfig(DQNConfig):

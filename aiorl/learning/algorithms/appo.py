@@ -10,7 +10,6 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import rows_forward
 from aiorl.learning.algorithm import Adaptation, Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.actor_critic_config import divisors
 from aiorl.learning.algorithms.streaming import (
     DriftWarning,
     VTrace,
@@ -20,6 +19,7 @@ from aiorl.learning.algorithms.streaming import (
     transitions,
 )
 from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
+from aiorl.learning.keys.batch_sizes import divisors
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import ppo_loss
 from aiorl.learning.losses.vtrace import impact_log_ratio, pg_advantages

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Algorithm, Networks, Update
-from aiorl.learning.algorithms.critics import OF_STORED, descend_with_adam, rate_of
-from aiorl.learning.algorithms.replay_config import OfflineReplayKeys
+from aiorl.learning.algorithms.critic_update import OF_STORED, descend_with_adam, rate_of
 from aiorl.learning.algorithms.sac import OF_CHOICES, SAC, SACConfig, SoftParts
 from aiorl.learning.compiled import adam_of_multiplier
+from aiorl.learning.keys.replay import OfflineReplayKeys
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import (
+from aiorl.learning.losses.off_policy_actor_critic import (
     conservative_losses,
     multiplier_losses,
     sampled_soft_maximum,

@@ -15,12 +15,12 @@ from aiorl.acting.distributions import Greedy
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
+from aiorl.config.shared_keys import BATCH, LENGTH
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
-from aiorl.learning.algorithms.replay_config import ReplayConfig, ReplayKeys
-from aiorl.learning.algorithms.shared_config import BATCH, LENGTH
 from aiorl.learning.compiled import adam
+from aiorl.learning.keys.replay import ReplayConfig, ReplayKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean, q_learning
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED, Sequences, SequenceShape

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import CommonConfig
+from aiorl.config.shared_keys import SDEKeys
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithm import LeasePlan
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig, ActorCriticKeys
-from aiorl.learning.algorithms.shared_config import SDEKeys
 from aiorl.learning.experience import Fragments, with_scaled_rewards
+from aiorl.learning.keys.actor_critic import ActorCriticConfig, ActorCriticKeys
 
 _learning = partial(key, group="Learning")
 

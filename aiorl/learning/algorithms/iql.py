@@ -13,7 +13,7 @@ from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
-from aiorl.learning.algorithms.critics import (
+from aiorl.learning.algorithms.critic_update import (
     ACTOR_LR,
     critic_step,
     descend_with_adam,
@@ -21,9 +21,10 @@ from aiorl.learning.algorithms.critics import (
     q_of_stored_choices,
     update_with_critics,
 )
-from aiorl.learning.algorithms.replay_config import OfflineReplayConfig
+from aiorl.learning.keys.replay import OfflineReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import expectile_losses, imitation_weights
+from aiorl.learning.losses.off_policy_actor_critic import expectile_losses
+from aiorl.learning.losses.policy_gradient import imitation_weights
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replayed import replayed
 from aiorl.learning.steps import WEIGHTS, TargetNetwork, weighted_mean

@@ -15,7 +15,7 @@ from aiorl.learning.algorithms.imitation import ImitationConfig, stored
 from aiorl.learning.compiled import adam
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
-from aiorl.learning.losses.critics import imitation_weights
+from aiorl.learning.losses.policy_gradient import imitation_weights
 from aiorl.learning.rows import sequence_columns
 
 _marwil = partial(key, group="MARWIL")

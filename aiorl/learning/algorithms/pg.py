@@ -8,9 +8,9 @@ from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import likelihood_loss, update_by_loss
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.compiled import adam
 from aiorl.learning.experience import on_policy, returns
+from aiorl.learning.keys.actor_critic import OnPolicyConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import masked_normalise

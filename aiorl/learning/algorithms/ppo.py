@@ -11,10 +11,10 @@ from aiorl.config.worker import MAX_ROWS
 from aiorl.data import columns as c
 from aiorl.learning.actor_critic import rows_forward
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Update
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.algorithms.surrogate import SurrogateKeys, surrogate_update
 from aiorl.learning.compiled import adam
 from aiorl.learning.experience import advantages, on_policy
+from aiorl.learning.keys.actor_critic import OnPolicyConfig
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.policy_gradient import (
     approximate_kl,

@@ -13,9 +13,10 @@ from gymnasium import spaces
 from aiorl.acting.distributions import Categorical
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
+from aiorl.config.shared_keys import SDEKeys
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
-from aiorl.learning.algorithms.critics import (
+from aiorl.learning.algorithms.critic_update import (
     ACTOR_LR,
     SEEDS_SHAPE,
     build_actor,
@@ -26,11 +27,10 @@ from aiorl.learning.algorithms.critics import (
     td_loss,
     update_with_critics,
 )
-from aiorl.learning.algorithms.replay_config import ActorReplayConfig, ActorReplayKeys, ReplayKeys
-from aiorl.learning.algorithms.shared_config import SDEKeys
 from aiorl.learning.compiled import adam_of_multiplier
+from aiorl.learning.keys.replay import ActorReplayConfig, ActorReplayKeys, ReplayKeys
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import (
+from aiorl.learning.losses.off_policy_actor_critic import (
     discrete_entropy,
     discrete_soft_values,
     soft_values,

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
+from aiorl.config.shared_keys import BROADCAST_INTERVAL, SDEKeys, Table
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import sequence_forward_with_last
 from aiorl.learning.algorithm import Adaptation, LeasePlan
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys
-from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, SDEKeys, Table
 from aiorl.learning.compiled import adam, keras_optimizer
 from aiorl.learning.experience import Fragments, with_scaled_rewards
+from aiorl.learning.keys.actor_critic import ActorCriticKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.vtrace import VTraceReturns, vtrace

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import key
+from aiorl.config.shared_keys import Table
 from aiorl.errors import ConfigError
 from aiorl.learning.actor_critic import schedules
 from aiorl.learning.algorithm import Adaptation, Update
-from aiorl.learning.algorithms.shared_config import Table
 from aiorl.learning.steps import Begin, Minibatches, TargetNetwork, epochs
 
 if TYPE_CHECKING:
-    from aiorl.learning.algorithms.actor_critic_config import ActorCriticKeys as _OfActorCritic
+    from aiorl.learning.keys.actor_critic import ActorCriticKeys as _OfActorCritic
 else:
     _OfActorCritic = Table
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
-from aiorl.learning.algorithms.critics import (
+from aiorl.learning.algorithms.critic_update import (
     ACTOR_LR,
     SEEDS_SHAPE,
     build_actor,
@@ -19,9 +19,9 @@ from aiorl.learning.algorithms.critics import (
     make_critics,
     update_with_critics,
 )
-from aiorl.learning.algorithms.replay_config import ActorReplayConfig
+from aiorl.learning.keys.replay import ActorReplayConfig
 from aiorl.learning.lazy import Tensors, tf
-from aiorl.learning.losses.critics import smoothed_actions
+from aiorl.learning.losses.off_policy_actor_critic import smoothed_actions
 from aiorl.learning.replayed import replayed
 from aiorl.learning.steps import SEEDS, TargetNetwork, every
 

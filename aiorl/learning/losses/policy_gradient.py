@@ -204,3 +204,24 @@ def ppo_loss(
         total += kl_coeff * kl
     clipped = tf.cast(tf.abs(tf.exp(log_ratio) - 1.0) > clip_param, tf.float32)
     return total, {**parts, "kl": kl, "clip_fraction": masked_mean(clipped, valid)}
+
+
+def imitation_weights(
+    advantages: tf.Tensor, *, scale: tf.Tensor | float, beta: tf.Tensor | float, max_weight: float
+) -> tf.Tensor:
+    """Return the weight of each stored action: ``min(exp(beta A / scale), max_weight)``.
+
+    Args:
+        advantages: float32 of any shape, return minus the value of the observation.
+        scale: typical size of an advantage, such as the root of its mean square.
+        beta: strength of the preference for better actions; 0 gives 1 everywhere, as in behaviour
+            cloning.
+        max_weight: maximum weight.
+
+    Returns:
+        float32, the same shape; no gradient flows through it.
+
+    Source: Wang et al. 2018, algorithm 1, with the upper bound of common implementations.
+    """
+    exponent = tf.minimum(beta * advantages / tf.maximum(scale, 1e-8), tf.math.log(max_weight))
+    return tf.stop_gradient(tf.exp(exponent))

@@ -15,12 +15,11 @@ from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import experience_of
 from aiorl.learning.algorithms import ALGORITHMS
-from aiorl.learning.algorithms.actor_critic_config import ActorCriticConfig
 from aiorl.learning.algorithms.dqn import DQNConfig
-from aiorl.learning.algorithms.on_policy import OnPolicyConfig
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import algorithm_class, config_class
 from aiorl.learning.algorithms.surrogate import SurrogateKeys
+from aiorl.learning.keys.actor_critic import ActorCriticConfig, OnPolicyConfig
 from aiorl.run.policy_plan import config_of
 
 

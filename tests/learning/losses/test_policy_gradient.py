@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 from aiorl.learning.losses import masked_mean
-from aiorl.learning.losses.critics import imitation_weights
 from aiorl.learning.losses.policy_gradient import (
     approximate_kl,
     clipped_surrogate,
     explained_variance,
+    imitation_weights,
     masked_normalise,
 )
 

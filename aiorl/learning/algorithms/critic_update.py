@@ -17,8 +17,8 @@ from aiorl.acting.distributions import Categorical, make_distribution
 from aiorl.acting.exploration import Schedule
 from aiorl.data import columns as c
 from aiorl.learning.algorithm import Observations, Update
-from aiorl.learning.algorithms.replay_config import ActorReplayKeys
 from aiorl.learning.compiled import adam
+from aiorl.learning.keys.replay import ActorReplayKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses.q_learning import chosen
 from aiorl.learning.replayed import replay_knobs

@@ -1,4 +1,4 @@
-"""Settings that several kinds of algorithms share: names of keys, and state-dependent noise.
+"""Keys that several kinds of algorithms share: their names, and those of state-dependent noise.
 
 Tables of keys, named ``...Keys``, are mixed into the configs of algorithms, next to `CommonConfig`.
 A type checker sees them as configs; at run time they are nothing but their own keys and rules, so

@@ -1,5 +1,6 @@
-"""Checks of the steps and loops of a user's own algorithm; `aiorl.learning.steps` makes them, most of them
-while it is traced.
+"""Checks of the steps and loops of a user's own algorithm.
+
+`aiorl.learning.steps` makes them, most of them while it is traced.
 """
 
 from __future__ import annotations

@@ -1,109 +1,20 @@
-"""Settings of algorithms that train an actor and a critic on whole fragments. Loads no TensorFlow.
-
-A train batch consists of whole fragments, each with `rollout_fragment_length` steps of
-`num_envs_per_worker` environments. If the sizes that a user sets don't fit the defaults, the
-defaults change as little as possible.
-"""
+"""Keys of algorithms that train an actor and a critic on whole fragments. Loads no TensorFlow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Set
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import CommonConfig
+from aiorl.config.shared_keys import BATCH, ENVS, LENGTH, SDEKeys, Table
 from aiorl.config.worker import MAX_ROWS
-from aiorl.learning.algorithms.shared_config import BATCH, ENVS, LENGTH, SDEKeys, Table
+from aiorl.learning.keys.batch_sizes import Sizes, divisors
 
 MINIBATCH = "sgd_minibatch_size"
-
-
-class Sizes(NamedTuple):
-    """Sizes that must fit each other.
-
-    Attributes:
-        length: steps of one environment in a fragment.
-        envs: environments of a worker.
-        batch: env steps in a train batch.
-    """
-
-    length: int
-    envs: int
-    batch: int
-
-    def gives_each(self, workers: int) -> bool:
-        """Return True if whole fragments make up a batch and each worker contributes at least
-        one.
-        """
-        fragments, rest = divmod(self.batch, self.length * self.envs)
-        return not rest and fragments >= workers
-
-    def fitted(self, fixed: Set[str], workers: int, least: int) -> Sizes:
-        """Return sizes with which whole fragments make up a batch and each worker contributes at
-        least one.
-
-        Args:
-            fixed: keys that must not change.
-            workers: number of workers that should contribute a fragment to each batch.
-            least: minimum number of env steps in a batch.
-
-        Returns:
-            Sizes that fit; unchanged if they fit already or if no allowed change makes them fit.
-        """
-        if self.gives_each(workers):
-            return self
-        return (
-            self._of_batch(fixed, workers)
-            if BATCH in fixed
-            else self._of_fragments(fixed, workers, least)
-        )
-
-    def _of_fragments(self, fixed: Set[str], workers: int, least: int) -> Sizes:
-        """Return sizes whose batch follows from the fragments, shortened first so that each worker
-        contributes one.
-        """
-        length = self.length
-        envs = self.envs
-        share = max(1, self.batch // workers)
-        if ENVS not in fixed:
-            envs = min(envs, max(1, share // length))
-        if LENGTH not in fixed:
-            length = min(length, max(1, share // envs))
-        unit = length * envs * workers
-        if unit > 2 * self.batch:  # let some workers wait rather than make a batch far too large
-            unit = length * envs
-        return Sizes(
-            length, envs, unit * max(1, (2 * self.batch + unit) // (2 * unit), -(-least // unit))
-        )
-
-    def _of_batch(self, fixed: Set[str], workers: int) -> Sizes:
-        """Return sizes whose fragments divide the batch."""
-        of_batch = divisors(self.batch)
-        fitting = [
-            Sizes(length, envs, self.batch)
-            for length in ([self.length] if LENGTH in fixed else of_batch)
-            if self.batch % length == 0
-            for envs in ([self.envs] if ENVS in fixed else of_batch)
-            if self.batch // length % envs == 0 and (envs <= self.envs or ENVS in fixed)
-        ]
-        even = [
-            sizes for sizes in fitting if self.batch // (sizes.length * sizes.envs) % workers == 0
-        ]
-        return min(even or fitting, key=self._distance, default=self)
-
-    def _distance(self, other: Sizes) -> tuple[float, int]:
-        apart = math.log(other.length / self.length) ** 2 + math.log(other.envs / self.envs) ** 2
-        return round(apart, 9), -other.length
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of a number, the smallest first."""
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
-
 
 _learning = partial(key, group="Learning")
 
@@ -284,3 +195,17 @@ class ActorCriticKeys(_WithNoise):
 
 class ActorCriticConfig(ActorCriticKeys, SDEKeys, CommonConfig):
     """Settings of algorithms that train an actor and a critic on whole fragments."""
+
+
+class OnPolicyConfig(ActorCriticKeys, SDEKeys, CommonConfig):
+    """Settings of algorithms that train on exactly one train batch of each policy version.
+
+    Its own keys are lambda of the advantages and Adam's epsilon.
+    """
+
+    samples_in_turns: ClassVar[bool] = True
+
+    lambda_: float = _learning(0.95, ge=0, le=1)
+    """Lambda of generalised advantage estimation: 0 trusts the value estimates, 1 the returns."""
+    adam_epsilon: float = _learning(1e-5, gt=0)
+    """Adam's epsilon."""

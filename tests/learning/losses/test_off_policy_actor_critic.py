@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 from finite_differences import check_gradients
 
-from aiorl.learning.losses import critics as cql, critics as sac
-from aiorl.learning.losses.critics import expectile_losses
+from aiorl.learning.losses import off_policy_actor_critic as off_policy
 
 
 @pytest.mark.parametrize(("entropy", "rises"), [(0.5, True), (2.0, False)])
@@ -17,7 +16,7 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(
 ) -> None:
     log_alpha = tf.Variable(0.3)
     with tf.GradientTape() as tape:
-        losses = sac.temperature_losses(log_alpha, tf.constant([entropy]), 1.0)
+        losses = off_policy.temperature_losses(log_alpha, tf.constant([entropy]), 1.0)
     assert (float(tape.gradient(losses, log_alpha)) < 0) == rises
     np.testing.assert_allclose(losses, [0.3 * (entropy - 1.0)], rtol=1e-6)
 
@@ -25,14 +24,16 @@ def test_the_temperature_rises_where_the_entropy_is_below_its_target(
 def test_actions_with_probability_0_give_no_nan() -> None:
     logits = tf.Variable([[0.0, -1e4, 3e4]])
     with tf.GradientTape() as tape:
-        losses = sac.discrete_soft_values(tf.constant([[[1.0, 2.0, 3.0]]]), logits, 0.2)
+        losses = off_policy.discrete_soft_values(tf.constant([[[1.0, 2.0, 3.0]]]), logits, 0.2)
     assert np.isfinite(losses).all()
     assert np.isfinite(tape.gradient(losses, logits)).all()
 
 
 def test_a_row_without_legal_actions_gives_no_nan() -> None:
     """As after a terminal state, where the discount is 0."""
-    values = sac.discrete_soft_values(tf.ones((2, 1, 3)), tf.ones((1, 3)), 0.2, tf.zeros((1, 3)))
+    values = off_policy.discrete_soft_values(
+        tf.ones((2, 1, 3)), tf.ones((1, 3)), 0.2, tf.zeros((1, 3))
+    )
     assert values.numpy().tolist() == [0.0]
 
 
@@ -41,7 +42,9 @@ def test_the_optimal_policy_of_the_loss_is_the_softmax_of_the_values() -> None:
     q = np.random.default_rng(3).normal(size=(1, 2, 4))
     logits = tf.Variable(q[0] / 0.4)
     with tf.GradientTape() as tape:
-        losses = sac.discrete_soft_values(tf.constant(q), logits, tf.constant(0.4, tf.float64))
+        losses = off_policy.discrete_soft_values(
+            tf.constant(q), logits, tf.constant(0.4, tf.float64)
+        )
     np.testing.assert_allclose(tape.gradient(losses, logits), np.zeros((2, 4)), atol=1e-12)
 
 
@@ -56,24 +59,28 @@ def test_the_integral_is_estimated_with_any_distribution_of_actions(way: str) ->
         actions = rng.normal(size=num)
         log_densities = -0.5 * actions**2 - 0.5 * np.log(2 * np.pi)
         q = np.where(np.abs(actions) <= 1, -(actions**2), -1e9)
-    found = cql.sampled_soft_maximum(tf.constant(q[None, None]), tf.constant(log_densities[None]))
+    found = off_policy.sampled_soft_maximum(
+        tf.constant(q[None, None]), tf.constant(log_densities[None])
+    )
     assert np.exp(float(found[0, 0])) == pytest.approx(1.493648, rel=0.01)
 
 
 def test_gradients_flow_only_to_q_values_and_the_weight() -> None:
     rng = np.random.default_rng(2)
     q, gaps = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3))
-    check_gradients(cql.soft_maximum, {"q": q})
+    check_gradients(off_policy.soft_maximum, {"q": q})
     check_gradients(
-        cql.sampled_soft_maximum,
+        off_policy.sampled_soft_maximum,
         {"q": q, "log_densities": rng.normal(size=(3, 4))},
         without=("log_densities",),
     )
     check_gradients(
-        cql.conservative_losses, {"gaps": gaps, "weight": np.float64(3.0)}, without=("weight",)
+        off_policy.conservative_losses,
+        {"gaps": gaps, "weight": np.float64(3.0)},
+        without=("weight",),
     )
     check_gradients(
-        lambda log_weight, gaps: cql.multiplier_losses(log_weight, gaps, 0.5),
+        lambda log_weight, gaps: off_policy.multiplier_losses(log_weight, gaps, 0.5),
         {"log_weight": np.float64(0.3), "gaps": gaps},
         without=("gaps",),
     )
@@ -85,7 +92,9 @@ def test_the_value_with_the_smallest_loss_is_the_expectile(expectile: float) -> 
     found, values = np.random.default_rng(0).normal(size=500), np.linspace(-1, 2, 3001)
     least = values[
         np.argmin(
-            tf.reduce_sum(expectile_losses(tf.constant(found - values[:, None]), expectile), axis=1)
+            tf.reduce_sum(
+                off_policy.expectile_losses(tf.constant(found - values[:, None]), expectile), axis=1
+            )
         )
     ]
     above, below = np.maximum(found - least, 0).sum(), np.maximum(least - found, 0).sum()

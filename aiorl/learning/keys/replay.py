@@ -1,4 +1,4 @@
-"""Settings of algorithms that train repeatedly on a replay. Loads no TensorFlow."""
+"""Keys of algorithms that train repeatedly on a replay. Loads no TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key, refuse
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
+from aiorl.config.shared_keys import BROADCAST_INTERVAL, ENVS, LENGTH, Table
 from aiorl.config.worker import MAX_ROWS
-from aiorl.learning.algorithms.shared_config import BROADCAST_INTERVAL, ENVS, LENGTH, Table
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic

@@ -190,24 +190,3 @@ def expectile_losses(errors: tf.Tensor, expectile: float) -> tf.Tensor:
         errors < 0, tf.constant(1.0 - expectile, errors.dtype), tf.constant(expectile, errors.dtype)
     )
     return counts * tf.square(errors)
-
-
-def imitation_weights(
-    advantages: tf.Tensor, *, scale: tf.Tensor | float, beta: tf.Tensor | float, max_weight: float
-) -> tf.Tensor:
-    """Return the weight of each stored action: ``min(exp(beta A / scale), max_weight)``.
-
-    Args:
-        advantages: float32 of any shape, return minus the value of the observation.
-        scale: typical size of an advantage, such as the root of its mean square.
-        beta: strength of the preference for better actions; 0 gives 1 everywhere, as in behaviour
-            cloning.
-        max_weight: maximum weight.
-
-    Returns:
-        float32, the same shape; no gradient flows through it.
-
-    Source: Wang et al. 2018, algorithm 1, with the upper bound of common implementations.
-    """
-    exponent = tf.minimum(beta * advantages / tf.maximum(scale, 1e-8), tf.math.log(max_weight))
-    return tf.stop_gradient(tf.exp(exponent))
