@@ -21,7 +21,6 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import pairwise
-from operator import attrgetter
 from typing import Annotated, Any, Literal, SupportsIndex, TypeGuard, cast
 
 from pydantic import BaseModel, Field, ValidationError
@@ -277,7 +276,9 @@ def expected(annotation: Any) -> str:
 
 def as_written(value: Any) -> str:
     """Return plain data in the form of a config file."""
-    return value if isinstance(value, str) else json.dumps(value, default=repr)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=repr)
 
 
 def _alternatives(annotation: Any) -> list[str]:
@@ -292,15 +293,18 @@ def _alternatives(annotation: Any) -> list[str]:
         return list(dict.fromkeys(text for kind in inner for text in _alternatives(kind)))
     if origin in (list, tuple):
         *plurals, last = map(_plural, _alternatives(inner[0]))
-        items = f"{', '.join(plurals)} or {last}" if plurals else last
-        return [f"a list of {items}"]
+        if not plurals:
+            return [f"a list of {last}"]
+        return [f"a list of {', '.join(plurals)} or {last}"]
     if origin is dict or _is_model(annotation):
         return ["a mapping"]
     return [_WORDS.get(annotation, "a value")]
 
 
 def _plural(text: str) -> str:
-    return "lists" if text.startswith("a list") else _PLURALS.get(text, text)
+    if text.startswith("a list"):
+        return "lists"
+    return _PLURALS.get(text, text)
 
 
 # Refusing unknown keys and wrong values
@@ -335,26 +339,6 @@ _MAX_WARNINGS = 10
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 _ALL_KEYS = "`aiorl train --help-config` lists all keys."
-
-
-Rule = tuple[bool, str, str, str]
-"""A fault, if True: the key at fault (dotted inside groups), the message, and the hint that repairs
-it."""
-
-
-def refuse(config: BaseModel, *rules: Rule, prefix: str = "") -> None:
-    """Raise ConfigError with the key and its value for the first rule that is broken.
-
-    Args:
-        config: config that contains the keys.
-        rules: faults to look for.
-        prefix: path to the config, such as "model.".
-    """
-    for is_wrong, name, message, hint in rules:
-        if is_wrong:
-            raise ConfigError(
-                message, key=f"{prefix}{name}", value=attrgetter(name)(config), hint=hint
-            )
 
 
 def check_known(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
-from aiorl.config.key import key, refuse
+from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig, SDESettings
+from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
     Table = CommonConfig
@@ -70,7 +71,9 @@ class SDEKeys(Table):
         """
         if not self.use_sde:
             return {"type": "StochasticSampling", **settings}
-        steps = self.rollout_fragment_length if self.sde_sample_freq < 0 else self.sde_sample_freq
+        steps = self.sde_sample_freq
+        if steps < 0:
+            steps = self.rollout_fragment_length
         return {"type": "StateDependentNoise", "sample_freq": steps, **settings}
 
     def check(self) -> None:
@@ -80,33 +83,32 @@ class SDEKeys(Table):
             ConfigError: a value must change; the error names its key.
         """
         super().check()
-        refuse(
-            self,
-            (
-                self.sde_sample_freq == 0,
-                "sde_sample_freq",
+        if self.sde_sample_freq == 0:
+            raise ConfigError(
                 "sde_sample_freq is 0, expected a number of steps.",
-                "Set 1 for new noise at each step, or -1 to keep it for a whole fragment.",
-            ),
-            (
-                self.use_sde and bool(self.why_no_exploration),
-                "use_sde",
-                (
-                    f"use_sde has no effect: {self.algo} doesn't explore because"
-                    f" {self.why_no_exploration}."
-                ),
-                "Leave it out.",
-            ),
-            *(
-                (
-                    self.use_sde and bool(getattr(self.model, name)),
-                    f"model.{name}",
-                    (
-                        "use_sde needs the features of a built-in network and can't be combined"
-                        f" with model.{name}."
-                    ),
-                    f"Leave out use_sde or model.{name}.",
+                key="sde_sample_freq",
+                value=self.sde_sample_freq,
+                hint="Set 1 for new noise at each step, or -1 to keep it for a whole fragment.",
+            )
+        if self.use_sde:
+            self._check_use_sde()
+
+    def _check_use_sde(self) -> None:
+        if self.why_no_exploration:
+            raise ConfigError(
+                f"use_sde has no effect: {self.algo} doesn't explore because"
+                f" {self.why_no_exploration}.",
+                key="use_sde",
+                value=self.use_sde,
+                hint="Leave it out.",
+            )
+        for name in ("free_log_std", "custom_model"):
+            value = getattr(self.model, name)
+            if value:
+                raise ConfigError(
+                    "use_sde needs the features of a built-in network and can't be combined with"
+                    f" model.{name}.",
+                    key=f"model.{name}",
+                    value=value,
+                    hint=f"Leave out use_sde or model.{name}.",
                 )
-                for name in ("free_log_std", "custom_model")
-            ),
-        )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, Literal
 
-from aiorl.config.key import changed, key, refuse
+from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
 from aiorl.config.shared_keys import SDEKeys
 from aiorl.data.fragment import SamplePlan
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import LeasePlan
 from aiorl.learning.experience import Fragments, with_scaled_rewards
 from aiorl.learning.keys.actor_critic import ActorCriticConfig, ActorCriticKeys
@@ -46,27 +47,22 @@ class ImitationConfig(ActorCriticKeys, SDEKeys, CommonConfig):
             ConfigError: a value must change; the error names its key.
         """
         super().check()
-        refuse(
-            self,
-            (
-                self.is_filtered and self.gradients == "workers",
-                "observation_filter",
-                (
-                    f"{self.algo} filters stored observations on the learner, but workers compute"
-                    " the gradients."
-                ),
-                "Set gradients: learner, or observation_filter: NoFilter.",
-            ),
-            (
-                self.model.is_recurrent and not self.postprocess_inputs,
-                "postprocess_inputs",
+        if self.is_filtered and self.gradients == "workers":
+            raise ConfigError(
+                f"{self.algo} filters stored observations on the learner, but workers compute the"
+                " gradients.",
+                key="observation_filter",
+                value=self.observation_filter,
+                hint="Set gradients: learner, or observation_filter: NoFilter.",
+            )
+        if self.model.is_recurrent and not self.postprocess_inputs:
+            raise ConfigError(
                 "stored rows don't contain the states of this recurrent model.",
-                (
-                    "Set postprocess_inputs: true, so that workers run the model over the stored"
-                    " episodes."
-                ),
-            ),
-        )
+                key="postprocess_inputs",
+                value=self.postprocess_inputs,
+                hint="Set postprocess_inputs: true, so that workers run the model over the stored"
+                " episodes.",
+            )
 
 
 def stored(config: ImitationConfig, plan: SamplePlan) -> Fragments:

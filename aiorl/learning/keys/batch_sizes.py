@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
         fragments, rest = divmod(self.batch, self.length * self.envs)
         return not rest and fragments >= workers
 
-    def fitted(self, fixed: Set[str], workers: int, least: int) -> Sizes:
+    def fitted(self, fixed: Set[str], workers: int, *, least: int) -> Sizes:
         """Return sizes with which whole fragments make up a batch and each worker contributes at
         least one.
 
@@ -48,11 +48,9 @@ class Sizes(NamedTuple):
         """
         if self.gives_each(workers):
             return self
-        return (
-            self._of_batch(fixed, workers)
-            if BATCH in fixed
-            else self._of_fragments(fixed, workers, least)
-        )
+        if BATCH in fixed:
+            return self._of_batch(fixed, workers)
+        return self._of_fragments(fixed, workers, least)
 
     def _of_fragments(self, fixed: Set[str], workers: int, least: int) -> Sizes:
         """Return sizes whose batch follows from the fragments, shortened first so that each worker
@@ -68,19 +66,23 @@ class Sizes(NamedTuple):
         unit = length * envs * workers
         if unit > 2 * self.batch:  # let some workers wait rather than make a batch far too large
             unit = length * envs
-        return Sizes(
-            length, envs, unit * max(1, (2 * self.batch + unit) // (2 * unit), -(-least // unit))
-        )
+        nearest = (2 * self.batch + unit) // (2 * unit)
+        enough = -(-least // unit)
+        return Sizes(length, envs, batch=unit * max(1, nearest, enough))
 
     def _of_batch(self, fixed: Set[str], workers: int) -> Sizes:
         """Return sizes whose fragments divide the batch."""
-        of_batch = divisors(self.batch)
+        lengths = divisors(self.batch)
+        counts = [count for count in lengths if count <= self.envs]
+        if LENGTH in fixed:
+            lengths = [self.length]
+        if ENVS in fixed:
+            counts = [self.envs]
         fitting = [
             Sizes(length, envs, self.batch)
-            for length in ([self.length] if LENGTH in fixed else of_batch)
-            if self.batch % length == 0
-            for envs in ([self.envs] if ENVS in fixed else of_batch)
-            if self.batch // length % envs == 0 and (envs <= self.envs or ENVS in fixed)
+            for length in lengths
+            for envs in counts
+            if self.batch % (length * envs) == 0
         ]
         even = [
             sizes for sizes in fitting if self.batch // (sizes.length * sizes.envs) % workers == 0
@@ -88,6 +90,7 @@ class Sizes(NamedTuple):
         return min(even or fitting, key=self._distance, default=self)
 
     def _distance(self, other: Sizes) -> tuple[float, int]:
+        """Return how far other sizes are from these, as ratios; of equals, the longest is least."""
         apart = math.log(other.length / self.length) ** 2 + math.log(other.envs / self.envs) ** 2
         return round(apart, 9), -other.length
 
@@ -96,3 +99,8 @@ def divisors(number: int) -> list[int]:
     """Return all divisors of a number, the smallest first."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def nearest_divisor(number: int, size: int) -> int:
+    """Return the divisor of a number whose ratio to a size is nearest to 1."""
+    return min(divisors(number), key=lambda divisor: abs(math.log(divisor / size)))

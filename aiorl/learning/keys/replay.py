@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Collection, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
-from aiorl.config.key import changed, key, refuse
+from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
 from aiorl.config.shared_keys import BROADCAST_INTERVAL, ENVS, LENGTH, Table
 from aiorl.config.worker import MAX_ROWS
+from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -22,30 +23,10 @@ _learning = partial(key, group="Learning")
 _replay = partial(key, group="Replay")
 
 
-class ReplayKeys(Table):
-    """Keys of algorithms that store experience and train on minibatches drawn from it.
-
-    They are about the replay and its priorities, the minibatches that are due for new rows,
-    n-step returns, and target networks.
-
-    Attributes:
-        trains_recurrent_models: True if the networks can be recurrent; they are then trained on
-            sequences.
-        other_model_keys: boolean keys of the model that the algorithm's networks don't support.
-        trains_on_what_comes: False, as rows are stored first.
+class ReplayUpdateKeys(Table):
+    """Keys of updates from a replay: the optimiser, n-step returns, the minibatches that are due
+    for new rows, target networks, and how far workers sample ahead.
     """
-
-    trains_recurrent_models: ClassVar[bool] = False
-    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
-    trains_on_what_comes: ClassVar[bool] = False
-
-    lr: float = changed(CommonConfig, "lr", 5e-4)
-    timesteps_per_iteration: int = changed(CommonConfig, "timesteps_per_iteration", 1000)
-    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
-    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
-    train_batch_size: int = _learning(32, unit="rows", ge=1)
-    """Rows in one minibatch; if sequences are trained on, it consists of whole ones with this many
-    trained steps."""
 
     lr_schedule: list[tuple[float, float]] | None = _learning(None)
     """lr over env steps, as [[env step, value], ...]."""
@@ -75,6 +56,10 @@ class ReplayKeys(Table):
     """Updates, each of fragments_per_update fragments, after which weights are sent to workers."""
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
+
+class ReplayMemoryKeys(Table):
+    """Keys of the replay itself: its size, where it is, and how rows are drawn."""
+
     replay_capacity: int = _replay(50_000, unit="rows", ge=1)
     """Maximum number of stored rows; beyond it, the oldest are evicted. A sequence counts as its
     trained steps when full."""
@@ -102,13 +87,42 @@ class ReplayKeys(Table):
     checkpoint_replay: bool = _replay(True)
     """Save the replay in checkpoints; if false, a resumed run starts with an empty one."""
 
+
+class ReplayKeys(ReplayMemoryKeys, ReplayUpdateKeys):
+    """Keys of algorithms that store experience and train on minibatches drawn from it.
+
+    Attributes:
+        trains_recurrent_models: True if the networks can be recurrent; they are then trained on
+            sequences.
+        other_model_keys: boolean keys of the model that the algorithm's networks don't support.
+        trains_on_what_comes: False, as rows are stored first.
+    """
+
+    trains_recurrent_models: ClassVar[bool] = False
+    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
+    trains_on_what_comes: ClassVar[bool] = False
+
+    lr: float = changed(CommonConfig, "lr", 5e-4)
+    timesteps_per_iteration: int = changed(CommonConfig, "timesteps_per_iteration", 1000)
+    num_envs_per_worker: int = changed(CommonConfig, "num_envs_per_worker", 8)
+    rollout_fragment_length: int = changed(CommonConfig, "rollout_fragment_length", 4)
+    train_batch_size: int = _learning(32, unit="rows", ge=1)
+    """Rows in one minibatch; if sequences are trained on, it consists of whole ones with this many
+    trained steps."""
+
+    @property
+    def input_sources(self) -> Collection[Any]:
+        """Sources of rows: "sampler", and stored experience as in `input`."""
+        if isinstance(self.input, dict):
+            return self.input
+        return [self.input]
+
     @property
     def reads_only_stored(self) -> bool:
         """True if no rows are sampled: all come from stored experience, which is read over and
         over.
         """
-        sources = self.input if isinstance(self.input, dict) else [self.input]
-        return self.is_offline or "sampler" not in sources
+        return self.is_offline or "sampler" not in self.input_sources
 
     def worker_overrides(self) -> dict[str, Any]:
         """See `CommonConfig.worker_overrides`; stored rows get n-step returns, which files don't
@@ -119,7 +133,9 @@ class ReplayKeys(Table):
         """
         if self.input == "sampler" or self.is_offline:
             return {}
-        estimates = [] if self.is_default("input_evaluation") else list(self.input_evaluation)
+        estimates: list[str] = []
+        if not self.is_default("input_evaluation"):
+            estimates = list(self.input_evaluation)
         return {"postprocess_inputs": True, "input_evaluation": estimates}
 
     @property
@@ -127,7 +143,9 @@ class ReplayKeys(Table):
         """Rows to store before new rows make minibatches due; until then, only rows that are read
         again do.
         """
-        return self.replay_capacity if self.learning_starts is None else self.learning_starts
+        if self.learning_starts is None:
+            return self.replay_capacity
+        return self.learning_starts
 
     @property
     def sequence_shape(self) -> SequenceShape | None:
@@ -143,7 +161,8 @@ class ReplayKeys(Table):
     @property
     def entry_steps(self) -> int:
         """Trained steps of one entry of the replay, which is a row or a sequence."""
-        return 1 if self.sequence_shape is None else self.sequence_shape.trained_steps
+        shape = self.sequence_shape
+        return 1 if shape is None else shape.trained_steps
 
     @property
     def minibatch_entries(self) -> int:
@@ -185,12 +204,10 @@ class ReplayKeys(Table):
             envs = min(envs, max(1, capacity // (self.fragments_per_update * length)))
         if "learning_starts" not in fixed and starts is not None:
             starts = min(starts, capacity)
-        found = {LENGTH: length, ENVS: envs, "replay_capacity": capacity, "learning_starts": starts}
-        return {
-            name: size
-            for name, size in found.items()
-            if size is not None and size != getattr(self, name)
-        }
+        derived = {LENGTH: length, ENVS: envs, "replay_capacity": capacity}
+        if starts is not None:
+            derived["learning_starts"] = starts
+        return {name: size for name, size in derived.items() if size != getattr(self, name)}
 
     def check(self) -> None:
         """Check that the values go together.
@@ -200,72 +217,72 @@ class ReplayKeys(Table):
         """
         super().check()
         Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
-        model = self.model
-        steps = self.fragment_steps
+        self._check_capacity()
+        if self.n_step > self.rollout_fragment_length and self.is_truncating:
+            raise ConfigError(
+                f"n_step is {self.n_step}, but fragments end after rollout_fragment_length,"
+                f" {self.rollout_fragment_length} steps: no row could sum that many rewards.",
+                key="n_step",
+                value=self.n_step,
+                hint=f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then have"
+                " all n steps.",
+            )
+        self._check_networks()
+        if self.learning_starts is None and self.input_epochs == 1:
+            raise ConfigError(
+                f"{self.algo} stores all rows in the first pass and trains from the second on: it"
+                " would learn nothing.",
+                key="input_epochs",
+                value=self.input_epochs,
+                hint="Leave it out, or set learning_starts.",
+            )
+
+    def _check_capacity(self) -> None:
         capacity = self.replay_capacity
-        refuse(
-            self,
-            (
-                self.first_rows > capacity,
-                "learning_starts",
-                (
-                    f"learning_starts is {self.learning_starts}, but the replay holds only"
-                    f" {capacity} rows."
-                ),
-                "Set a larger replay_capacity.",
-            ),
-            (
-                steps > capacity,
-                "replay_capacity",
+        steps = self.fragment_steps
+        if self.first_rows > capacity:
+            raise ConfigError(
+                f"learning_starts is {self.learning_starts}, but the replay holds only {capacity}"
+                " rows.",
+                key="learning_starts",
+                value=self.learning_starts,
+                hint="Set a larger replay_capacity.",
+            )
+        if steps > capacity:
+            raise ConfigError(
                 f"a fragment has {steps} env steps, but the replay holds only {capacity} rows.",
-                "Set a larger one, or a smaller rollout_fragment_length or num_envs_per_worker.",
-            ),
-            (
-                self.fragments_per_update * steps > capacity,
-                "fragments_per_update",
-                (
-                    f"each update waits for {self.fragments_per_update} fragments of {steps} env"
-                    f" steps, but the replay holds only {capacity} rows."
-                ),
-                "Set a smaller one.",
-            ),
-            (
-                self.n_step > self.rollout_fragment_length and self.is_truncating,
-                "n_step",
-                (
-                    f"n_step is {self.n_step}, but fragments end after rollout_fragment_length, "
-                    f"{self.rollout_fragment_length} steps: no row could sum that many rewards."
-                ),
-                (
-                    f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then have"
-                    " all n steps."
-                ),
-            ),
-            (
-                model.is_recurrent and not self.trains_recurrent_models,
-                "model.use_lstm" if model.use_lstm else "model.use_gru",
+                key="replay_capacity",
+                value=capacity,
+                hint="Set a larger one, or a smaller rollout_fragment_length or"
+                " num_envs_per_worker.",
+            )
+        if self.fragments_per_update * steps > capacity:
+            raise ConfigError(
+                f"each update waits for {self.fragments_per_update} fragments of {steps} env steps,"
+                f" but the replay holds only {capacity} rows.",
+                key="fragments_per_update",
+                value=self.fragments_per_update,
+                hint="Set a smaller one.",
+            )
+
+    def _check_networks(self) -> None:
+        model = self.model
+        if model.is_recurrent and not self.trains_recurrent_models:
+            raise ConfigError(
                 f"{self.algo} can't train recurrent models.",
-                "ppo, impala and dqn can.",
-            ),
-            *(
-                (
-                    getattr(model, name),
-                    f"model.{name}",
+                key="model.use_lstm" if model.use_lstm else "model.use_gru",
+                value=True,
+                hint="ppo, impala and dqn can.",
+            )
+        for name in self.other_model_keys:
+            value = getattr(model, name)
+            if value:
+                raise ConfigError(
                     f"{self.algo} has its own networks, which don't support {name}.",
-                    "Leave it out.",
+                    key=f"model.{name}",
+                    value=value,
+                    hint="Leave it out.",
                 )
-                for name in self.other_model_keys
-            ),
-            (
-                self.learning_starts is None and self.input_epochs == 1,
-                "input_epochs",
-                (
-                    f"{self.algo} stores all rows in the first pass and trains from the second on:"
-                    " it would learn nothing."
-                ),
-                "Leave it out, or set learning_starts.",
-            ),
-        )
 
 
 class ReplayConfig(ReplayKeys, CommonConfig):
@@ -287,12 +304,21 @@ else:
     _OfReplay = Table
 
 
-class ActorReplayKeys(_OfReplay):
-    """Keys of replay algorithms with an actor and critics.
-
-    They are the actor's learning rate, the number of critics and the length of the uniform
-    start.
+class CriticKeys(_OfReplay):
+    """Keys of an actor that learns from critics: its learning rate, the number of critics, and the
+    length of the uniform start.
     """
+
+    actor_lr: float | None = _learning(None, gt=0, allow_inf_nan=False)
+    """Learning rate of the actor, constant; null: that of the critics, lr with its lr_schedule."""
+    twin_q: bool = _learning(True)
+    """Train two critics and use the smaller of their values."""
+    random_timesteps: int = _learning(100, unit="env steps", ge=0)
+    """Env steps, of all workers together, with uniformly random actions at the start."""
+
+
+class ActorReplayKeys(CriticKeys):
+    """Keys of replay algorithms with an actor and critics, and their defaults of common keys."""
 
     model: CriticsModelConfig = changed(ReplayConfig, "model", CriticsModelConfig())
     lr: float = changed(ReplayConfig, "lr", 3e-4)
@@ -307,13 +333,6 @@ class ActorReplayKeys(_OfReplay):
     broadcast_updates: int = changed(ReplayConfig, "broadcast_updates", 1)
     replay_capacity: int = changed(ReplayConfig, "replay_capacity", 1_000_000)
     learning_starts: int | None = changed(ReplayConfig, "learning_starts", 100)
-
-    actor_lr: float | None = _learning(None, gt=0, allow_inf_nan=False)
-    """Learning rate of the actor, constant; null: that of the critics, lr with its lr_schedule."""
-    twin_q: bool = _learning(True)
-    """Train two critics and use the smaller of their values."""
-    random_timesteps: int = _learning(100, unit="env steps", ge=0)
-    """Env steps, of all workers together, with uniformly random actions at the start."""
 
 
 class ActorReplayConfig(ActorReplayKeys, ReplayKeys, CommonConfig):
@@ -356,33 +375,35 @@ class OfflineReplayKeys(_OfActorReplay):
             ConfigError: a value must change; the error names its key.
         """
         super().check()
-        sampled = self.input if isinstance(self.input, dict) else [self.input]
         self.refuse_unless(
-            "sampler" in sampled, ("random_timesteps",), "sampled experience", hint="Leave it out."
+            "sampler" in self.input_sources,
+            ("random_timesteps",),
+            "sampled experience",
+            hint="Leave it out.",
         )
-        is_mixed = isinstance(self.input, dict) and len(self.input) > 1
-        is_own = isinstance(self.input, str) and is_import_path(self.input)
-        refuse(
-            self,
-            (
-                not self.postprocess_inputs,
-                "postprocess_inputs",
+        if not self.postprocess_inputs:
+            raise ConfigError(
                 f"{self.algo} learns from n-step returns, which files don't contain.",
-                "Leave it out: workers compute them from the rewards while they read.",
-            ),
-            (
-                self.learning_starts is None and (is_own or is_mixed),
-                "learning_starts",
+                key="postprocess_inputs",
+                value=self.postprocess_inputs,
+                hint="Leave it out: workers compute them from the rewards while they read.",
+            )
+        is_mixture = len(self.input_sources) > 1
+        is_custom = isinstance(self.input, str) and is_import_path(self.input)
+        if self.learning_starts is None and (is_mixture or is_custom):
+            raise ConfigError(
                 "a mixture or a custom reader doesn't report when all of it has been read once.",
-                "Set learning_starts to the number of rows to store before training.",
-            ),
-            (
-                self.shuffle_buffer_size > 0,
-                "shuffle_buffer_size",
+                key="learning_starts",
+                value=self.learning_starts,
+                hint="Set learning_starts to the number of rows to store before training.",
+            )
+        if self.shuffle_buffer_size > 0:
+            raise ConfigError(
                 f"{self.algo} samples rows from a replay, which shuffles them anyway.",
-                "Leave it out.",
-            ),
-        )
+                key="shuffle_buffer_size",
+                value=self.shuffle_buffer_size,
+                hint="Leave it out.",
+            )
 
 
 class OfflineReplayConfig(OfflineReplayKeys, ActorReplayKeys, ReplayKeys, CommonConfig):
