@@ -17,9 +17,9 @@ from aiorl.config.schema import CommonConfig, SDESettings
 from aiorl.errors import ConfigError
 
 if TYPE_CHECKING:
-    Table = CommonConfig
+    KeyTable = CommonConfig
 else:
-    Table = BaseModel
+    KeyTable = BaseModel
 
 LENGTH = "rollout_fragment_length"
 ENVS = "num_envs_per_worker"
@@ -32,7 +32,7 @@ BROADCAST_INTERVAL = (
 _exploration = partial(key, group="Exploration")
 
 
-class SDEKeys(Table):
+class SDEKeys(KeyTable):
     """Keys of state-dependent noise.
 
     Source: Raffin et al. 2021, https://arxiv.org/abs/2005.05719.

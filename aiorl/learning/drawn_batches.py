@@ -17,7 +17,7 @@ from aiorl.data.columns import Columns, ColumnSpec, Piece
 from aiorl.data.fragment import SamplePlan, refuse_others
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithm import Array, Batch, Feed, Round
-from aiorl.learning.algorithms.replay_config import ReplayKeys
+from aiorl.learning.keys.replay import ReplayKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.replay.replay import Replay, Sample
 from aiorl.learning.replay.ring import Snapshot

@@ -4,8 +4,11 @@ learner's run.
 It uses the same code as the learner, but has no leases, train batches or schedules of a run.
 `algorithm_policy` creates policies for users who drive a RolloutWorker themselves::
 
-    worker = RolloutWorker("CartPole-v1", algorithm_policy(A2CConfig(lr=1e-3)), rollout_fragment_length=64)
-    info, count = worker.sample_and_learn(64, num_sgd_iter=1, sgd_minibatch_size=0, standardize_fields=[])
+    policy = algorithm_policy(A2CConfig(lr=1e-3))
+    worker = RolloutWorker("CartPole-v1", policy, rollout_fragment_length=64)
+    info, count = worker.sample_and_learn(
+        64, num_sgd_iter=1, sgd_minibatch_size=0, standardize_fields=[]
+    )
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ class PolicyLearning:
         self._is_shared = getattr(policy.graph, "model", None) is model
         experience = _fragments_of(kind, config)
         self._plan = experience.sample_plan
-        self._sequence_length = config.sequence_length() if self._plan.of_sequences else None
+        self._sequence_length = None
+        if self._plan.of_sequences:
+            self._sequence_length = config.sequence_length()
         update = kind.update(own_config(kind, config), Networks.of(model))
         self._gradients = experience.gradients(model, update, xla=config.update_mode)
 
@@ -80,12 +85,12 @@ class PolicyLearning:
         return self._gradients.optimizer
 
     @classmethod
-    def of(cls, policy: GraphPolicy, said: Mapping[str, Any]) -> PolicyLearning:
+    def of(cls, policy: GraphPolicy, settings: Mapping[str, Any]) -> PolicyLearning:
         """Return the learning of a learner's policy in a worker, with its own copy of the network.
 
         Args:
             policy: acting policy; its settings include the algorithm's.
-            said: "algo", the algorithm's registered name or import path, and the keys that
+            settings: "algo", the algorithm's registered name or import path, and the keys that
                 determine how fragments are cut.
 
         Raises:
@@ -93,10 +98,9 @@ class PolicyLearning:
             PolicyError: the network built here differs from the acting one.
             NotImplementedError: the algorithm's update doesn't consist of gradients of batches.
         """
-        kind = algorithm_class(said["algo"])
-        config = _config_for_fragments(
-            kind.config_class, {**with_former_defaults(policy.config), **said}
-        )
+        kind = algorithm_class(settings["algo"])
+        all_settings = {**with_former_defaults(policy.config), **settings}
+        config = _config_for_fragments(kind.config_class, all_settings)
         _fragments_of(kind, config)
         spec = policy.spec
         observations = Observations(
@@ -129,19 +133,17 @@ class PolicyLearning:
             BatchError: a column that the loss needs is missing, or there are no rows.
             PolicyError: a number is not finite.
         """
-        found = self.gradient_columns(to_training_arrays(batch, self._plan, self._sequence_length))
-        if not found:
+        columns = self.gradient_columns(to_training_arrays(batch, self._plan, self._sequence_length))
+        if not columns:
             raise BatchError(NUM_ROWS, "at least one transition", 0)
-        if CULPRIT in found:
-            culprit = int(found[CULPRIT][0])
-            named = f"column {self._plan.columns[culprit - 1]!r} of the batch"
-            raise PolicyError(
-                "there is no gradient: a number in"
-                f" {named if culprit else 'the loss or its gradient'} is not finite"
-            )
-        names = self._gradients.metric_names
-        metrics = dict(zip(names, found[METRICS].tolist(), strict=True))
-        return gradients_in(found), {**metrics, NUM_ROWS: int(found[NUM_ROWS][0])}
+        if CULPRIT in columns:
+            culprit = int(columns[CULPRIT][0])
+            place = "the loss or its gradient"
+            if culprit:
+                place = f"column {self._plan.columns[culprit - 1]!r} of the batch"
+            raise PolicyError(f"there is no gradient: a number in {place} is not finite")
+        metrics = dict(zip(self._gradients.metric_names, columns[METRICS].tolist(), strict=True))
+        return gradients_in(columns), {**metrics, NUM_ROWS: int(columns[NUM_ROWS][0])}
 
     def apply_gradients(self, gradients: Mapping[str, Array]) -> dict[str, Any]:
         """Take one step of the optimiser and give the policy the new weights.
@@ -169,16 +171,17 @@ def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any])
     Raises:
         ConfigError: they are invalid for the algorithm.
     """
-    known = {name: value for name, value in settings.items() if name in kind.model_fields}
     fragment = settings["rollout_fragment_length"] * settings["num_envs_per_worker"]
-    own: dict[str, Any] = {
+    is_eager = bool(settings.get("eager")) and not settings.get("no_eager_on_workers")
+    values = {
+        **settings,
         "train_batch_size": fragment,
         "sgd_minibatch_size": fragment,
         "gradients": "learner",
+        "eager": is_eager,
     }
-    own["eager"] = bool(settings.get("eager")) and not settings.get("no_eager_on_workers")
     return kind.from_mapping(
-        known | {name: value for name, value in own.items() if name in kind.model_fields}
+        {name: value for name, value in values.items() if name in kind.model_fields}
     )
 
 
@@ -232,11 +235,12 @@ def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
             action_space: spaces.Space[Any],
             settings: Mapping[str, Any],
         ) -> ActorCritic:
-            dtype = "uint8" if observation_space.dtype == np.uint8 else "float32"
-            seen = Observations(
-                tuple(observation_space.shape or ()), dtype, layout_of(observation_space)
+            observations = Observations(
+                shape=tuple(observation_space.shape or ()),
+                dtype="uint8" if observation_space.dtype == np.uint8 else "float32",
+                layout=layout_of(observation_space),
             )
-            return kind.build_model(config, seen, action_space, settings.get("seed"))
+            return kind.build_model(config, observations, action_space, settings.get("seed"))
 
         compute_gradients = GraphPolicy.compute_gradients  # from `learning`
         apply_gradients = GraphPolicy.apply_gradients

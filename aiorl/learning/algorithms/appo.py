@@ -142,8 +142,8 @@ def _with_judgement(
     num_sequences, length = batch[c.VALID].shape
     weights = target.tensors()
     # no more rows at a time than in a minibatch, so that it needs no more memory than a step
-    most = max(1, config.minibatch_steps() // length)
-    size = max(divisor for divisor in divisors(num_sequences) if divisor <= most)
+    limit = max(1, config.minibatch_steps() // length)
+    size = max(divisor for divisor in divisors(num_sequences) if divisor <= limit)
     parts = {name: tf.reshape(x, [-1, size, *x.shape[1:]]) for name, x in batch.items()}
 
     def judge(part: Tensors) -> Tensors:
@@ -165,12 +165,12 @@ def _with_judgement(
 
     names = (_TARGET_LOGP, _LOG_RHOS, _CLIPPED_RHOS, c.ADVANTAGES, c.VALUE_TARGETS)
     signature = dict.fromkeys((*names, c.ACTION_DIST_INPUTS), tf.float32)
+    # in an eager update, map_fn would convert it with AutoGraph, which it doesn't need
     judge = tf.autograph.experimental.do_not_convert(judge)
     judged = tf.map_fn(judge, parts, fn_output_signature=signature, parallel_iterations=1)
-    columns = {
-        **batch,
-        **{name: tf.reshape(x, [num_sequences, *x.shape[2:]]) for name, x in judged.items()},
-    }
+    columns = dict(batch)
+    for name, column in judged.items():
+        columns[name] = tf.reshape(column, [num_sequences, *column.shape[2:]])
     if config.model.is_recurrent:
         return columns
     return {

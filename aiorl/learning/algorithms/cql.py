@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from aiorl.config.key import changed, key
 from aiorl.data import columns as c
@@ -24,9 +24,6 @@ from aiorl.learning.losses.off_policy_actor_critic import (
 )
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.steps import SEEDS, WEIGHTS, Loss, descend, weighted_mean
-
-if TYPE_CHECKING:
-    pass
 
 _WEIGHT_LR = "cql_weight_lr"
 _GAPS = "gaps"
@@ -63,8 +60,12 @@ class CQLConfig(OfflineReplayKeys, SACConfig):
             ConfigError: a value must change; the error names its key.
         """
         super().check()
-        hint = "Set target_gap, or leave it out."
-        self.refuse_unless(self.target_gap is not None, ("cql_weight_lr",), "target_gap", hint=hint)
+        self.refuse_unless(
+            self.target_gap is not None,
+            ("cql_weight_lr",),
+            "target_gap",
+            hint="Set target_gap, or leave it out.",
+        )
 
 
 class CQL(Algorithm[CQLConfig]):
@@ -90,10 +91,10 @@ class CQL(Algorithm[CQLConfig]):
             td_loss, tensors = sac_critic_loss(columns, knobs)
             if soft.is_discrete:
                 _, mask = soft.actor.outputs(columns[c.OBS])
-                most = soft_maximum(tensors[OF_CHOICES], mask)
+                maximum = soft_maximum(tensors[OF_CHOICES], mask)
             else:
-                most = _soft_maximum_over_box(config, soft, columns)
-            gaps = most - tensors[OF_STORED]
+                maximum = _soft_maximum_over_box(config, soft, columns)
+            gaps = maximum - tensors[OF_STORED]
             weight = tf.exp(tf.minimum(tf.convert_to_tensor(log_weight), _LOG_MAX_WEIGHT))
             losses = conservative_losses(gaps, weight, target_gap or 0.0)
             penalty = weighted_mean(losses, columns[WEIGHTS])
@@ -141,18 +142,18 @@ def _soft_maximum_over_box(config: CQLConfig, soft: SoftParts, columns: Tensors)
     num = config.cql_actions
     critics = soft.critics
     distribution: Any = to_tf_distribution(soft.actor.distribution)  # a SquashedGaussian
-    obs = columns[c.OBS]
     size = distribution.num_features
+    obs = columns[c.OBS]
+    num_rows = obs.shape[0]
     seeds = [tf.random.experimental.stateless_fold_in(columns[SEEDS][0], way) for way in range(3)]
-    drawn = [tf.random.stateless_uniform([obs.shape[0], num, size], seeds[0], -1.0, 1.0)]
-    log_densities = [tf.fill([obs.shape[0], num], -size * math.log(2.0))]
-    for seen, seed in ((obs, seeds[1]), (columns[c.NEW_OBS], seeds[2])):
-        inputs = tf.repeat(soft.actor.outputs(seen)[0], num, axis=0)
-        actions, logp = distribution.sample_with_logp(inputs, seed)
-        drawn.append(tf.reshape(critics.unit(actions), [-1, num, size]))
+    actions = [tf.random.stateless_uniform([num_rows, num, size], seeds[0], -1.0, 1.0)]
+    log_densities = [tf.fill([num_rows, num], -size * math.log(2.0))]
+    for policy_obs, seed in ((obs, seeds[1]), (columns[c.NEW_OBS], seeds[2])):
+        inputs, _ = soft.actor.outputs(policy_obs)
+        sampled, logp = distribution.sample_with_logp(tf.repeat(inputs, num, axis=0), seed)
+        actions.append(tf.reshape(critics.unit(sampled), [-1, num, size]))
         log_densities.append(tf.reshape(logp + critics.log_unit, [-1, num]))
-    actions = tf.stop_gradient(tf.reshape(tf.concat(drawn, axis=1), [-1, size]))
-    q = critics.q(tf.repeat(obs, 3 * num, axis=0), actions)
-    return sampled_soft_maximum(
-        tf.reshape(q, [q.shape[0], -1, 3 * num]), tf.concat(log_densities, axis=1)
-    )
+    flat_actions = tf.stop_gradient(tf.reshape(tf.concat(actions, axis=1), [-1, size]))
+    q = critics.q(tf.repeat(obs, 3 * num, axis=0), flat_actions)
+    q = tf.reshape(q, [q.shape[0], -1, 3 * num])
+    return sampled_soft_maximum(q, tf.concat(log_densities, axis=1))

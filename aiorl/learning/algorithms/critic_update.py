@@ -96,7 +96,9 @@ def make_critics(config: ActorReplayKeys, model: ActorCritic) -> Critics:
 
 def rate_of(config: ActorReplayKeys, rate: float | None) -> Schedule:
     """Return the schedule of a learning rate: a constant; None = that of the critics, "lr"."""
-    return replay_knobs(config)["lr"] if rate is None else Schedule(rate)
+    if rate is None:
+        return replay_knobs(config)["lr"]
+    return Schedule(rate)
 
 
 def critic_step(

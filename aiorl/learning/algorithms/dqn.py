@@ -15,7 +15,7 @@ from aiorl.acting.distributions import Greedy
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
-from aiorl.config.shared_keys import BATCH, LENGTH, Table
+from aiorl.config.shared_keys import BATCH, LENGTH, KeyTable
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import ConfigError
@@ -64,7 +64,7 @@ class QModelConfig(ModelConfig):
     fcnet_activation: Activation = changed(ModelConfig, "fcnet_activation", "relu")
 
 
-class ActionValueKeys(Table):
+class ActionValueKeys(KeyTable):
     """Keys of the network of action values and of its loss."""
 
     double_q: bool = _dqn(True)
@@ -90,7 +90,7 @@ class ActionValueKeys(Table):
     """Absolute TD error up to which the loss is quadratic; beyond it, the loss is linear."""
 
 
-class QWorkerKeys(Table):
+class QWorkerKeys(KeyTable):
     """Keys of workers that act by action values: random actions, and the priorities they send."""
 
     epsilon_schedule: list[tuple[float, float]] = _dqn([(0, 1.0), (5_000, 0.05)])
@@ -104,7 +104,7 @@ class QWorkerKeys(Table):
     largest error so far."""
 
 
-class SequenceKeys(Table):
+class SequenceKeys(KeyTable):
     """Keys of the sequences that a recurrent network is trained on."""
 
     replay_sequence_length: int | None = _dqn(None, unit="steps", ge=1)
@@ -188,21 +188,15 @@ class DQNConfig(SequenceKeys, QWorkerKeys, ActionValueKeys, ReplayKeys, CommonCo
         super().check()
         Schedule(self.epsilon_schedule, key="epsilon_schedule")
         shape = self.sequence_shape
+        self.refuse_unless(
+            shape is not None,
+            ("replay_sequence_length", "burn_in", "sequence_overlap", "sequence_priority_eta"),
+            "recurrent networks, which are trained on sequences",
+            hint="Set model.use_lstm or model.use_gru, or leave it out.",
+        )
         if shape is not None:
             self._check_recurrent_model(shape)
             self._check_sequences(shape)
-        else:
-            self.refuse_unless(
-                False,
-                (
-                    "replay_sequence_length",
-                    "burn_in",
-                    "sequence_overlap",
-                    "sequence_priority_eta",
-                ),
-                "recurrent networks, which are trained on sequences",
-                hint="Set model.use_lstm or model.use_gru, or leave it out.",
-            )
         self._check_atoms()
         self._check_exploration()
         if self.worker_priorities:
@@ -394,7 +388,9 @@ class DQN(Algorithm[DQNConfig]):
         """Build the network of action values; see `Algorithm.build_model`."""
         from aiorl.learning.models.q_network import QNetwork
 
-        atoms = (config.v_min, config.v_max, config.num_atoms) if config.num_atoms > 1 else None
+        atoms = None
+        if config.num_atoms > 1:
+            atoms = (config.v_min, config.v_max, config.num_atoms)
         return QNetwork(
             observations.layout,
             observations.dtype,
@@ -409,8 +405,8 @@ class DQN(Algorithm[DQNConfig]):
 
     @staticmethod
     def update(config: DQNConfig, networks: Networks) -> Update:
-        """Return a step of `networks` against TD errors, by a `config`, over rows, or over sequences
-        for recurrent models.
+        """Return a step of `networks` against TD errors, as a `config` says: over rows, or over
+        sequences for recurrent models.
         """
         model = networks.model
         target = TargetNetwork(model)
@@ -454,18 +450,18 @@ class QErrors:
 
         def judge(columns: Tensors, knobs: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
             model = self._model
-            following = columns[c.NEW_OBS]
+            next_obs = columns[c.NEW_OBS]
             values, _ = model.q(columns[c.OBS], noise=self._noise(columns, 0))
             next_values, mask = model.q(
-                following, weights=self._target.tensors(), noise=self._noise(columns, 1)
+                next_obs, weights=self._target.tensors(), noise=self._noise(columns, 1)
             )
             next_online = None
             if self._config.double_q:
-                next_online, _ = model.q(following, noise=self._noise(columns, 2))
-            losses, errors, taken = self._judged(
+                next_online, _ = model.q(next_obs, noise=self._noise(columns, 2))
+            losses, errors, q = self._losses_and_errors(
                 columns, values, next_values, next_online=next_online, mask=mask
             )
-            return losses, errors, {"mean_q": tf.reduce_mean(taken)}
+            return losses, errors, {"mean_q": tf.reduce_mean(q)}
 
         return per_row(judge)
 
@@ -490,23 +486,27 @@ class QErrors:
         online, mask = model.q_sequence(
             obs, state, previous, burn_in=config.burn_in, noise=self._noise(columns, 0)
         )
-        others, _ = model.q_sequence(
+        target_values, _ = model.q_sequence(
             obs, state, previous, weights=self._target.tensors(), noise=self._noise(columns, 1)
         )
-        behind = flattened(by_time(columns[FOLLOWING]) * rows + tf.range(rows))
+        next_rows = flattened(by_time(columns[FOLLOWING]) * rows + tf.range(rows))
         names = (c.ACTIONS, c.N_STEP_RETURNS, c.DISCOUNTS)
-        losses, errors, taken = self._judged(
-            {name: flattened(by_time(columns[name])) for name in names},
-            online[: steps * rows],
-            tf.gather(others, behind),
-            next_online=tf.gather(tf.stop_gradient(online), behind) if config.double_q else None,
-            mask=None if mask is None else tf.gather(mask, behind),
+        flat_columns = {name: flattened(by_time(columns[name])) for name in names}
+        values = online[: steps * rows]
+        next_values = tf.gather(target_values, next_rows)
+        next_online = None
+        if config.double_q:
+            next_online = tf.gather(tf.stop_gradient(online), next_rows)
+        if mask is not None:
+            mask = tf.gather(mask, next_rows)
+        losses, errors, q = self._losses_and_errors(
+            flat_columns, values, next_values, next_online=next_online, mask=mask
         )
         errors = tf.reshape(tf.stop_gradient(errors), trained.shape)
         weighted = tf.reshape(losses, trained.shape) * tf.stop_gradient(columns[WEIGHTS])
         eta = config.sequence_priority_eta
         return masked_mean(weighted, trained), {
-            "mean_q": masked_mean(taken, flattened(trained)),
+            "mean_q": masked_mean(q, flattened(trained)),
             "mean_td_error": masked_mean(errors, trained),
             c.PRIORITIES: q_learning.sequence_priorities(errors, trained, eta),
         }
@@ -519,7 +519,7 @@ class QErrors:
             return None
         return tf.random.stateless_normal([1, self._model.noise_size], columns[SEEDS][use])
 
-    def _judged(
+    def _losses_and_errors(
         self,
         rows: Tensors,
         values: tf.Tensor,
@@ -543,7 +543,7 @@ class QErrors:
         returns = rows[c.N_STEP_RETURNS]
         discounts = rows[c.DISCOUNTS]
         if atoms is None:
-            wanted = q_learning.q_targets(
+            targets = q_learning.q_targets(
                 returns,
                 discounts,
                 next_values,
@@ -551,9 +551,9 @@ class QErrors:
                 mask=mask,
                 is_rescaled=config.value_rescaling,
             )
-            errors = wanted - q_learning.chosen(values, actions)
+            errors = targets - q_learning.chosen(values, actions)
             losses = q_learning.huber(errors, delta=config.huber_delta)
-            return losses, tf.abs(errors), wanted - errors
+            return losses, tf.abs(errors), targets - errors
         probabilities = q_learning.categorical_targets(
             returns, discounts, next_values, atoms, next_logits_online=next_online, mask=mask
         )

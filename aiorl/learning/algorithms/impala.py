@@ -1,6 +1,5 @@
-"""IMPALA: workers don't wait for the learner;
-
-V-trace corrects for their older policies (docs/algorithms/impala.md).
+"""IMPALA: workers don't wait for the learner, and V-trace corrects for their older policies
+(docs/algorithms/impala.md).
 """
 
 from __future__ import annotations

@@ -72,8 +72,12 @@ class IQL(Algorithm[IQLConfig]):
         """Return settings for sampled actions, and uniform ones at the start, if the run samples at
         all.
         """
-        random_timesteps = config.random_timesteps
-        return {"exploration": {"type": "StochasticSampling", "random_timesteps": random_timesteps}}
+        return {
+            "exploration": {
+                "type": "StochasticSampling",
+                "random_timesteps": config.random_timesteps,
+            }
+        }
 
     @staticmethod
     def build_model(
@@ -140,11 +144,9 @@ class IQL(Algorithm[IQLConfig]):
             branch: [item for name, item in model.trainable.items() if name.startswith(branch)]
             for branch in ("value/", "policy/")
         }
-        return update_with_critics(
-            config,
-            critics,
+        steps = [
             critic_step(config, critics, judge),
             descend_with_adam(config, branches["value/"], value_loss, name="value"),
             descend_with_adam(config, branches["policy/"], policy_loss, lr=ACTOR_LR, name="policy"),
-            targets={"target/critics": target},
-        )
+        ]
+        return update_with_critics(config, critics, *steps, targets={"target/critics": target})

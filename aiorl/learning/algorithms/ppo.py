@@ -62,11 +62,9 @@ class PPOConfig(SurrogateKeys, OnPolicyConfig):
         """Return the env steps in one minibatch."""
         if self.sgd_minibatch_size is not None:
             return self.sgd_minibatch_size
-        least = (
-            _LEAST_SEQUENCES * self.rollout_fragment_length
-            if self.model.is_recurrent
-            else _LEAST_STEPS
-        )
+        least = _LEAST_STEPS
+        if self.model.is_recurrent:
+            least = _LEAST_SEQUENCES * self.rollout_fragment_length
         return min(max(least, self.train_batch_size // 32), self.train_batch_size)
 
     def clips(self) -> dict[str, tuple[float, list[tuple[float, float]] | None]]:
@@ -138,7 +136,5 @@ class PPO(Algorithm[PPOConfig]):
 
         optimizer = adam(config, config.adam_epsilon)
         step = descend(model.trainable_variables, loss, optimizer, clip=config.grad_clip)
-        shuffles = config.shuffle_sequences
-        return surrogate_update(
-            config, minibatches(config.minibatch_steps(), step, shuffles=shuffles)
-        )
+        parts = minibatches(config.minibatch_steps(), step, shuffles=config.shuffle_sequences)
+        return surrogate_update(config, parts)

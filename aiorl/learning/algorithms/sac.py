@@ -91,11 +91,13 @@ class SACConfig(ActorReplayKeys, ReplayKeys, SDEKeys, CommonConfig):
             "target_entropy auto",
             hint="Leave out either it or target_entropy.",
         )
-        names = ("target_entropy", "target_entropy_scale")
-        hint = (
-            "With alpha_lr: 0 the temperature is constant. Leave out either alpha_lr or this key."
+        self.refuse_unless(
+            self.alpha_lr != 0,
+            ("target_entropy", "target_entropy_scale"),
+            "a temperature that is learned",
+            hint="With alpha_lr: 0 the temperature is constant. Leave out either alpha_lr or this"
+            " key.",
         )
-        self.refuse_unless(self.alpha_lr != 0, names, "a temperature that is learned", hint=hint)
 
 
 class SAC(Algorithm[SACConfig]):
@@ -169,7 +171,9 @@ class SoftParts:
 
         That of the actor hands on entropies and their targets, [B] each.
         """
-        return self._discrete_losses() if self.is_discrete else self._continuous_losses()
+        if self.is_discrete:
+            return self._discrete_losses()
+        return self._continuous_losses()
 
     def policy_steps(self, actor_loss: Loss) -> tuple[Step, Step]:
         """Return steps of the actor and of the temperature."""
@@ -210,12 +214,17 @@ class SoftParts:
             seeds=SEEDS_SHAPE,
         )
 
+    def _target_alpha(self) -> tf.Tensor | float:
+        """Return the temperature in the critics' targets; 0 if they don't include the entropy."""
+        if not self._config.entropy_backup:
+            return 0.0
+        return tf.exp(self.log_alpha)
+
     def _continuous_losses(self) -> tuple[Loss, Loss]:
-        config = self._config
         actor = self.actor
         critics = self.critics
         distribution: Any = to_tf_distribution(actor.distribution)  # a SquashedGaussian
-        target_entropy = config.target_entropy
+        target_entropy = self._config.target_entropy
         if target_entropy == "auto":
             target_entropy = -float(distribution.num_features)
 
@@ -225,10 +234,10 @@ class SoftParts:
             return critics.unit(actions), logp + critics.log_unit
 
         def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
-            following = columns[c.NEW_OBS]
-            next_actions, next_logp = sampled(following, columns[SEEDS][0])
-            next_q = critics.q(following, next_actions, weights=self.target.tensors())
-            alpha = tf.exp(self.log_alpha) if config.entropy_backup else 0.0
+            next_obs = columns[c.NEW_OBS]
+            next_actions, next_logp = sampled(next_obs, columns[SEEDS][0])
+            next_q = critics.q(next_obs, next_actions, weights=self.target.tensors())
+            alpha = self._target_alpha()
             q = critics.q(columns[c.OBS], critics.unit(columns[c.ACTIONS]))
             return q, soft_values(next_q, next_logp, alpha), {}
 
@@ -245,16 +254,14 @@ class SoftParts:
         return td_loss(judge), actor_loss
 
     def _discrete_losses(self) -> tuple[Loss, Loss]:
-        config = self._config
         actor = self.actor
         critics = self.critics
 
         def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
-            following = columns[c.NEW_OBS]
-            next_logits, mask = actor.outputs(following)
-            next_q = critics.q(following, weights=self.target.tensors())
-            alpha = tf.exp(self.log_alpha) if config.entropy_backup else 0.0
-            next_values = discrete_soft_values(next_q, next_logits, alpha, mask)
+            next_obs = columns[c.NEW_OBS]
+            next_logits, mask = actor.outputs(next_obs)
+            next_q = critics.q(next_obs, weights=self.target.tensors())
+            next_values = discrete_soft_values(next_q, next_logits, self._target_alpha(), mask)
             q, values = q_of_stored_choices(critics, actor, columns)
             return q, next_values, {OF_CHOICES: values}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aiorl.config.key import key
 from aiorl.config.schema import CommonConfig
-from aiorl.config.shared_keys import BROADCAST_INTERVAL, SDEKeys, Table
+from aiorl.config.shared_keys import BROADCAST_INTERVAL, KeyTable, SDEKeys
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.actor_critic import sequence_forward_with_last
@@ -36,7 +36,7 @@ _learning = partial(key, group="Learning")
 if TYPE_CHECKING:
     _OfActorCritic = ActorCriticKeys
 else:
-    _OfActorCritic = Table
+    _OfActorCritic = KeyTable
 
 
 class StreamingKeys(_OfActorCritic):
@@ -71,12 +71,16 @@ class StreamingKeys(_OfActorCritic):
             ConfigError: a value must change; the error names its key.
         """
         super().check()
-        hint = "Set opt_type: rmsprop, or leave it out."
-        self.refuse_unless(self.opt_type == "rmsprop", ("decay", "momentum"), "rmsprop", hint=hint)
+        self.refuse_unless(
+            self.opt_type == "rmsprop",
+            ("decay", "momentum"),
+            "rmsprop",
+            hint="Set opt_type: rmsprop, or leave it out.",
+        )
 
 
 class StreamingConfig(StreamingKeys, ActorCriticKeys, SDEKeys, CommonConfig):
-    """Settings of algorithms that train on fragments as they arrive, from slightly older policies."""
+    """Settings of algorithms that train on fragments of slightly older policies as they arrive."""
 
 
 def streamed(config: StreamingKeys, plan: SamplePlan) -> Fragments:
@@ -99,8 +103,8 @@ def streamed(config: StreamingKeys, plan: SamplePlan) -> Fragments:
 
 
 def transitions(config: StreamingKeys) -> SamplePlan:
-    """Return a plan of raw transitions for V-trace with this `config`, with values only where an episode was
-    truncated.
+    """Return a plan of raw transitions for V-trace with this `config`, with values only where an
+    episode was truncated.
 
     A network that sees previous rewards sees them unscaled, including the last one of a sequence,
     so they are sent in addition to the scaled rewards to learn from.
@@ -199,7 +203,12 @@ class VTrace:
         dist_inputs, values, last_values = sequence_forward_with_last(self._model, columns, weights)
         flat_inputs = flattened(dist_inputs)
         logp = self.distribution.logp(flat_inputs, flattened(columns[c.ACTIONS]))
-        return Judgement(flat_inputs, tf.reshape(logp, columns[c.VALID].shape), values, last_values)
+        return Judgement(
+            dist_inputs=flat_inputs,
+            logp=tf.reshape(logp, columns[c.VALID].shape),
+            values=values,
+            last_values=last_values,
+        )
 
     def returns(self, columns: Tensors, judged: Judgement) -> tuple[VTraceReturns, tf.Tensor]:
         """Return V-trace targets, without a gradient, and log importance ratios, 0 for padding; all
@@ -212,6 +221,9 @@ class VTrace:
         config = self._config
         valid = columns[c.VALID]
         log_rhos = tf.where(valid > 0, judged.logp - columns[c.ACTION_LOGP], 0.0)
+        corrections = tf.stop_gradient(log_rhos)
+        if not config.vtrace:
+            corrections = tf.zeros_like(log_rhos)
         targets = vtrace(
             tf.stop_gradient(judged.values),
             tf.stop_gradient(judged.last_values),
@@ -219,7 +231,7 @@ class VTrace:
             terminateds=columns[c.TERMINATEDS],
             truncateds=columns[c.TRUNCATEDS],
             bootstrap_values=columns[c.BOOTSTRAP_VALUES],
-            log_rhos=tf.stop_gradient(log_rhos) if config.vtrace else tf.zeros_like(log_rhos),
+            log_rhos=corrections,
             gamma=config.gamma,
             lam=config.lambda_,
             rho_bar=config.vtrace_clip_rho_threshold,
@@ -269,11 +281,13 @@ class DriftWarning(Adaptation):
             return
         self._has_warned = True
         _log.warning(
-            "mean_rho was %.2f in an update (1: same policy): the policy is far from those that"
-            " sampled and learns little from their samples. Set a smaller num_sgd_iter (now %d) or"
-            " max_policy_lag (now %s), or %s",
-            metrics["mean_rho"],
-            config.num_sgd_iter,
-            config.max_policy_lag,
-            self._remedies,
+            "mean_rho was %(mean_rho).2f in an update (1: same policy): the policy is far from"
+            " those that sampled and learns little from their samples. Set a smaller num_sgd_iter"
+            " (now %(num_sgd_iter)d) or max_policy_lag (now %(max_policy_lag)s), or %(remedies)s",
+            {
+                "mean_rho": metrics["mean_rho"],
+                "num_sgd_iter": config.num_sgd_iter,
+                "max_policy_lag": config.max_policy_lag,
+                "remedies": self._remedies,
+            },
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import key
-from aiorl.config.shared_keys import Table
+from aiorl.config.shared_keys import KeyTable
 from aiorl.errors import ConfigError
 from aiorl.learning.actor_critic import schedules
 from aiorl.learning.algorithm import Adaptation, Update
@@ -19,7 +19,7 @@ from aiorl.learning.steps import Begin, Minibatches, TargetNetwork, epochs
 if TYPE_CHECKING:
     from aiorl.learning.keys.actor_critic import ActorCriticKeys as _OfActorCritic
 else:
-    _OfActorCritic = Table
+    _OfActorCritic = KeyTable
 
 _ppo = partial(key, group="PPO")
 
@@ -60,15 +60,15 @@ class SurrogateKeys(_OfActorCritic):
         Raises:
             ConfigError: a schedule is invalid or has a value that is not above 0.
         """
-        for name, (_, points) in self.clips().items():
+        limits = {}
+        for name, (limit, points) in self.clips().items():
+            key_name = f"{name}_schedule"
             if any(value <= 0 for _, value in points or ()):
-                key_name = f"{name}_schedule"
                 raise ConfigError(
                     f"{key_name} has a value that is not above 0.", key=key_name, value=points
                 )
-        return {
-            name: Schedule.of(*pair, key=f"{name}_schedule") for name, pair in self.clips().items()
-        }
+            limits[name] = Schedule.of(limit, points, key=key_name)
+        return limits
 
     def check(self) -> None:
         """Check that the values go together.
@@ -142,11 +142,11 @@ def surrogate_update(
         stop_when=None if config.kl_stop is None else ("kl", config.kl_stop),
         last_epoch_of="kl" if config.kl_coeff > 0 else "",
     )
-    clips = config.clip_schedules()
+    limits = config.clip_schedules()
     return Update(
         loop=loop,
-        knobs={**schedules(config), **clips},
-        reported=("entropy_coeff", *clips),
+        knobs={**schedules(config), **limits},
+        reported=("entropy_coeff", *limits),
         adaptations=(KLPenalty(config), *adaptations),
         targets=targets or {},
     )

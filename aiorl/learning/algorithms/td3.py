@@ -101,8 +101,8 @@ class TD3(Algorithm[TD3Config]):
         targets = {"target/critics": TargetNetwork(critics), "target/actor": TargetNetwork(actor)}
 
         def judge(columns: Tensors) -> tuple[tf.Tensor, tf.Tensor, Tensors]:
-            following = columns[c.NEW_OBS]
-            means, _ = actor.outputs(following, weights=targets["target/actor"].tensors())
+            next_obs = columns[c.NEW_OBS]
+            means, _ = actor.outputs(next_obs, weights=targets["target/actor"].tensors())
             next_actions = tf.tanh(means)
             if config.smooth_target_policy:
                 noise = tf.random.stateless_normal(tf.shape(means), columns[SEEDS][0])
@@ -112,7 +112,7 @@ class TD3(Algorithm[TD3Config]):
                     noise_clip=config.target_noise_clip,
                 )
             weights = targets["target/critics"].tensors()
-            next_q = critics.q(following, next_actions, weights=weights)
+            next_q = critics.q(next_obs, next_actions, weights=weights)
             q = critics.q(columns[c.OBS], critics.unit(columns[c.ACTIONS]))
             return q, tf.reduce_min(next_q, axis=0), {}
 
@@ -123,11 +123,5 @@ class TD3(Algorithm[TD3Config]):
         actor_step = descend_with_adam(
             config, actor.trainable_variables, actor_loss, lr=ACTOR_LR, name="actor"
         )
-        return update_with_critics(
-            config,
-            critics,
-            critic_step(config, critics, judge),
-            every(config.policy_delay, actor_step),
-            targets=targets,
-            seeds=SEEDS_SHAPE,
-        )
+        steps = [critic_step(config, critics, judge), every(config.policy_delay, actor_step)]
+        return update_with_critics(config, critics, *steps, targets=targets, seeds=SEEDS_SHAPE)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from aiorl.acting.exploration import Schedule
 from aiorl.config.key import changed, key
 from aiorl.config.schema import CommonConfig
-from aiorl.config.shared_keys import BATCH, ENVS, LENGTH, SDEKeys, Table
+from aiorl.config.shared_keys import BATCH, ENVS, LENGTH, KeyTable, SDEKeys
 from aiorl.config.worker import MAX_ROWS
 from aiorl.errors import ConfigError
 from aiorl.learning.keys.batch_sizes import Sizes, nearest_divisor
@@ -23,7 +23,7 @@ _learning = partial(key, group="Learning")
 if TYPE_CHECKING:
     _WithNoise = SDEKeys
 else:
-    _WithNoise = Table
+    _WithNoise = KeyTable
 
 
 class LossKeys(_WithNoise):
@@ -46,16 +46,6 @@ class LossKeys(_WithNoise):
     and clip them to [-10, 10]. Reported episode returns are not scaled."""
     grad_clip: float | None = _learning(0.5, gt=0)
     """Largest global norm of a gradient; null: not clipped."""
-
-    def check(self) -> None:
-        """Check that the values go together.
-
-        Raises:
-            ConfigError: a schedule is invalid.
-        """
-        super().check()
-        Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
-        Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
 
 
 class ActorCriticKeys(LossKeys):
@@ -144,6 +134,8 @@ class ActorCriticKeys(LossKeys):
             ConfigError: a value must change; the error names its key.
         """
         super().check()
+        Schedule.of(self.lr, self.lr_schedule, key="lr_schedule")
+        Schedule.of(self.entropy_coeff, self.entropy_coeff_schedule, key="entropy_coeff_schedule")
         self._check_whole_fragments()
         self._check_whole_sequences()
         self._check_gradients()

@@ -11,7 +11,7 @@ from aiorl.acting.exploration import Schedule
 from aiorl.config.code import is_import_path
 from aiorl.config.key import changed, key
 from aiorl.config.schema import Activation, CommonConfig, ModelConfig
-from aiorl.config.shared_keys import BROADCAST_INTERVAL, ENVS, LENGTH, Table
+from aiorl.config.shared_keys import BROADCAST_INTERVAL, ENVS, LENGTH, KeyTable
 from aiorl.config.worker import MAX_ROWS
 from aiorl.errors import ConfigError
 
@@ -23,7 +23,7 @@ _learning = partial(key, group="Learning")
 _replay = partial(key, group="Replay")
 
 
-class ReplayUpdateKeys(Table):
+class ReplayUpdateKeys(KeyTable):
     """Keys of updates from a replay: the optimiser, n-step returns, the minibatches that are due
     for new rows, target networks, and how far workers sample ahead.
     """
@@ -57,7 +57,7 @@ class ReplayUpdateKeys(Table):
     broadcast_interval_ms: float = _learning(50.0, BROADCAST_INTERVAL, unit="ms", gt=0)
 
 
-class ReplayMemoryKeys(Table):
+class ReplayMemoryKeys(KeyTable):
     """Keys of the replay itself: its size, where it is, and how rows are drawn."""
 
     replay_capacity: int = _replay(50_000, unit="rows", ge=1)
@@ -143,9 +143,7 @@ class ReplayKeys(ReplayMemoryKeys, ReplayUpdateKeys):
         """Rows to store before new rows make minibatches due; until then, only rows that are read
         again do.
         """
-        if self.learning_starts is None:
-            return self.replay_capacity
-        return self.learning_starts
+        return self.replay_capacity if self.learning_starts is None else self.learning_starts
 
     @property
     def sequence_shape(self) -> SequenceShape | None:
@@ -224,8 +222,8 @@ class ReplayKeys(ReplayMemoryKeys, ReplayUpdateKeys):
                 f" {self.rollout_fragment_length} steps: no row could sum that many rewards.",
                 key="n_step",
                 value=self.n_step,
-                hint=f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then have"
-                " all n steps.",
+                hint=f"Set rollout_fragment_length to {4 * self.n_step} or more; most rows then"
+                " have all n steps.",
             )
         self._check_networks()
         if self.learning_starts is None and self.input_epochs == 1:
@@ -301,7 +299,7 @@ class CriticsModelConfig(ModelConfig):
 if TYPE_CHECKING:
     _OfReplay = ReplayKeys
 else:
-    _OfReplay = Table
+    _OfReplay = KeyTable
 
 
 class CriticKeys(_OfReplay):
@@ -342,7 +340,7 @@ class ActorReplayConfig(ActorReplayKeys, ReplayKeys, CommonConfig):
 if TYPE_CHECKING:
     _OfActorReplay = ActorReplayKeys
 else:
-    _OfActorReplay = Table
+    _OfActorReplay = KeyTable
 
 
 class OfflineReplayKeys(_OfActorReplay):
@@ -407,4 +405,6 @@ class OfflineReplayKeys(_OfActorReplay):
 
 
 class OfflineReplayConfig(OfflineReplayKeys, ActorReplayKeys, ReplayKeys, CommonConfig):
-    """Settings of algorithms with a replay, an actor and critics that learn from stored experience."""
+    """Settings of algorithms with an actor and critics that learn from a replay of stored
+    experience.
+    """

@@ -100,11 +100,9 @@ def discrete_entropy(logits: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Ten
 
 
 def _masked(logits: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    return (
-        logits
-        if mask is None
-        else tf.where(mask > 0, logits, tf.constant(MASKED_LOGIT, logits.dtype))
-    )
+    if mask is None:
+        return logits
+    return tf.where(mask > 0, logits, tf.constant(MASKED_LOGIT, logits.dtype))
 
 
 def _expected(probabilities: tf.Tensor, gains: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
@@ -186,7 +184,6 @@ def expectile_losses(errors: tf.Tensor, expectile: float) -> tf.Tensor:
 
     Source: Kostrikov et al. 2021, eq. 3.
     """
-    counts = tf.where(
-        errors < 0, tf.constant(1.0 - expectile, errors.dtype), tf.constant(expectile, errors.dtype)
-    )
-    return counts * tf.square(errors)
+    below = tf.constant(1.0 - expectile, errors.dtype)
+    above = tf.constant(expectile, errors.dtype)
+    return tf.where(errors < 0, below, above) * tf.square(errors)

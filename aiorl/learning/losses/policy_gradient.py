@@ -71,9 +71,12 @@ def actor_critic_loss(
     Returns:
         The loss, and its parts policy_loss, vf_loss, entropy and vf_explained_var; all are scalars.
     """
-    vf_loss = masked_mean(tf.square(values - targets) if errors is None else errors, valid)
+    if errors is None:
+        errors = tf.square(values - targets)
+    vf_loss = masked_mean(errors, valid)
     entropy = masked_mean(entropies, valid)
-    return policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy, {
+    total = policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy
+    return total, {
         "policy_loss": policy_loss,
         "vf_loss": vf_loss,
         "entropy": entropy,

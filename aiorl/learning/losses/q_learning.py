@@ -28,7 +28,9 @@ def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     Returns:
         [..., A]. If no action is legal, all have the same value.
     """
-    return q if mask is None else tf.where(mask > 0, q, tf.constant(MASKED_LOGIT, q.dtype))
+    if mask is None:
+        return q
+    return tf.where(mask > 0, q, tf.constant(MASKED_LOGIT, q.dtype))
 
 
 def best_legal(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -54,8 +56,10 @@ def chosen(values: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
     Returns:
         [B, ...].
     """
-    is_chosen = tf.one_hot(actions, values.shape[1], on_value=True, off_value=False, dtype=tf.bool)
-    is_chosen = tf.reshape(is_chosen, [-1, values.shape[1], *[1] * (len(values.shape) - 2)])
+    num_actions = values.shape[1]
+    is_chosen = tf.one_hot(actions, num_actions, on_value=True, off_value=False, dtype=tf.bool)
+    further_axes = [1] * (len(values.shape) - 2)
+    is_chosen = tf.reshape(is_chosen, [-1, num_actions, *further_axes])
     return tf.reduce_sum(tf.where(is_chosen, values, tf.zeros((), values.dtype)), axis=1)
 
 
@@ -80,11 +84,11 @@ def dueling(
     if mask is None:
         return values + advantages - tf.reduce_mean(advantages, axis=axis, keepdims=True)
     legal = tf.cast(mask > 0, advantages.dtype)
-    legal = legal if axis == -1 else legal[..., None]
-    mean = tf.reduce_sum(advantages * legal, axis=axis, keepdims=True)
-    return (
-        values + advantages - mean / tf.maximum(tf.reduce_sum(legal, axis=axis, keepdims=True), 1.0)
-    )
+    if axis != -1:
+        legal = legal[..., None]
+    total = tf.reduce_sum(advantages * legal, axis=axis, keepdims=True)
+    num_legal = tf.maximum(tf.reduce_sum(legal, axis=axis, keepdims=True), 1.0)
+    return values + advantages - total / num_legal
 
 
 def q_targets(
@@ -115,8 +119,8 @@ def q_targets(
 
     Source: van Hasselt et al. 2016, eq. 4; Kapturowski et al. 2019, section 2.3.
     """
-    best = best_legal(next_q if next_q_online is None else next_q_online, mask)
-    following = chosen(next_q, best)
+    online = next_q if next_q_online is None else next_q_online
+    following = chosen(next_q, best_legal(online, mask))
     if mask is not None:
         following *= has_legal(mask, following.dtype)
     if is_rescaled:
@@ -240,11 +244,12 @@ def categorical_targets(
     Returns:
         Probabilities [B, Z]; no gradient flows through them.
     """
-    by = next_logits if next_logits_online is None else next_logits_online
+    online = next_logits if next_logits_online is None else next_logits_online
     if mask is not None:
         discounts *= has_legal(mask, discounts.dtype)
-    best = chosen(next_logits, best_legal(expected_q(by, atoms), mask))
-    return tf.stop_gradient(project(rewards, discounts, tf.nn.softmax(best), atoms))
+    best = best_legal(expected_q(online, atoms), mask)
+    probabilities = tf.nn.softmax(chosen(next_logits, best))
+    return tf.stop_gradient(project(rewards, discounts, probabilities, atoms))
 
 
 def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

@@ -3,12 +3,14 @@
 ``V'_t`` is the value after step t: 0 after a termination, the bootstrap value after a truncation,
 the value of the final observation after the fragment's last step, and otherwise the value of the
 next row. ``rho_t`` and ``c_t`` are the importance ratios clipped at ``rho_bar`` and ``c_bar``;
-``g_t`` is 1 if the episode continues in the next row, else
-0. Then:
+``g_t`` is 1 if the episode continues in the next row, else 0. Then:
 
-    delta_t   = rho_t (r_t + gamma V'_t - V_t) vs_t      = V_t + delta_t + gamma lam c_t g_t
-    (vs_{t+1} - V_{t+1}) adv_t     = r_t + gamma q'_t - V_t,  q' as V', with lam vs_{t+1} + (1 -
-    lam) V_{t+1} in place of V_{t+1} pg_adv_t  = rho_pg_t adv_t
+    delta_t  = rho_t (r_t + gamma V'_t - V_t)
+    vs_t     = V_t + delta_t + gamma lam c_t g_t (vs_{t+1} - V_{t+1})
+    adv_t    = r_t + gamma q'_t - V_t
+    pg_adv_t = rho_pg_t adv_t
+
+where ``q'_t`` is ``V'_t`` with ``lam vs_{t+1} + (1 - lam) V_{t+1}`` in place of ``V_{t+1}``.
 
 To normalise, ``adv`` is shifted and scaled to mean 0 and standard deviation 1 before it is
 weighted, with ``rho_pg_t`` as the weight of a row: subtracting a mean from the products would move
@@ -85,34 +87,33 @@ def vtrace(
         Targets; no gradient flows through them.
 
     Source: Espeholt et al. 2018, https://arxiv.org/abs/1802.01561, eq. 1 and section 4.2; with lam
-        below 1, the
-    advantages of rlax (`vtrace_td_error_and_advantage`).
+        below 1, the advantages of rlax (`vtrace_td_error_and_advantage`).
     """
     rhos = tf.exp(log_rhos)
     following = _following(
         values, last_values, terminateds, truncateds=truncateds, bootstrap=bootstrap_values
     )
     deltas = tf.minimum(rho_bar, rhos) * (rewards + gamma * following - values)
-    goes_on = (1.0 - terminateds) * (1.0 - truncateds)
-    decays = gamma * lam * tf.minimum(c_bar, rhos) * goes_on
+    continues = (1.0 - terminateds) * (1.0 - truncateds)
+    decays = gamma * lam * tf.minimum(c_bar, rhos) * continues
     if valid is not None:
         deltas = tf.where(valid > 0, deltas, 0.0)
         decays *= valid
     vs = values + _discounted_sums(deltas, decays)
     mixed = lam * vs + (1.0 - lam) * values
-    advantages = (
-        rewards
-        + gamma
-        * _following(
-            mixed, last_values, terminateds, truncateds=truncateds, bootstrap=bootstrap_values
-        )
-        - values
+    next_mixed = _following(
+        mixed, last_values, terminateds, truncateds=truncateds, bootstrap=bootstrap_values
     )
+    advantages = rewards + gamma * next_mixed - values
     weights = tf.minimum(rho_bar_pg, rhos)
     if valid is not None:
-        weights = weights * valid
+        weights *= valid
         advantages = tf.where(valid > 0, advantages, 0.0)
-    return VTraceReturns(*map(tf.stop_gradient, (vs, advantages, weights)))
+    return VTraceReturns(
+        vs=tf.stop_gradient(vs),
+        advantages=tf.stop_gradient(advantages),
+        weights=tf.stop_gradient(weights),
+    )
 
 
 def pg_advantages(advantages: tf.Tensor, weights: tf.Tensor, *, normalize: bool) -> tf.Tensor:
@@ -124,7 +125,9 @@ def pg_advantages(advantages: tf.Tensor, weights: tf.Tensor, *, normalize: bool)
         weights: the same shape; see `VTraceReturns`.
         normalize: True to scale them by their own mean and standard deviation.
     """
-    return masked_normalise(advantages, weights) if normalize else weights * advantages
+    if normalize:
+        return masked_normalise(advantages, weights)
+    return weights * advantages
 
 
 def _following(
