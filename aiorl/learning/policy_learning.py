@@ -133,7 +133,9 @@ class PolicyLearning:
             BatchError: a column that the loss needs is missing, or there are no rows.
             PolicyError: a number is not finite.
         """
-        columns = self.gradient_columns(to_training_arrays(batch, self._plan, self._sequence_length))
+        columns = self.gradient_columns(
+            to_training_arrays(batch, self._plan, self._sequence_length)
+        )
         if not columns:
             raise BatchError(NUM_ROWS, "at least one transition", 0)
         if CULPRIT in columns:

@@ -13,8 +13,8 @@ from aiorl.acting.exploration import Schedule
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
 from aiorl.learning.algorithm import Feed, LeasePlan, Update, want_stored_experience
-from aiorl.learning.keys.replay import ReplayKeys
 from aiorl.learning.drawn_batches import ReplayFeed
+from aiorl.learning.keys.replay import ReplayKeys
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replay.spec import ReplaySpec, check_fits
