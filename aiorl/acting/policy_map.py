@@ -172,6 +172,11 @@ class AgentBinding:
         self._get_worker = get_worker
         self._by_agent: dict[Any, str] = {}
 
+    @property
+    def policy_ids(self) -> set[str]:
+        """Ids of the policies that agents are bound to."""
+        return set(self._by_agent.values())
+
     def policy_for(self, agent_id: Any, episode: Any = None) -> str:
         """Return the agent's policy id, which stays the same throughout the episode.
 

@@ -140,6 +140,10 @@ class AsyncSampler:
         batches = self._sampler.get_extra_batches()
         return [] if self._blackhole else batches
 
+    def take_up_policies(self) -> None:
+        """See `Iteration.take_up_policies`; call this in the sampling thread."""
+        self._sampler.take_up_policies()
+
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Return a context that keeps the thread from processing observations and evaluating
         policies.

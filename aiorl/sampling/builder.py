@@ -71,6 +71,11 @@ class BatchBuilder:
         """Return the number of rows held, of all agents."""
         return self.held
 
+    @property
+    def policy_ids(self) -> set[str]:
+        """Ids of the policies of which it has rows."""
+        return {*self._parts, *(seat.lane.policy_id for seat in self._pending)}
+
     def vacate(self, seat: Seat) -> None:
         """Release an agent's seat, which is given back together with the rows that wait in it."""
         if seat.left_at < 0:

@@ -115,6 +115,11 @@ class MultiAgentEpisode:
         """
         return self._binding.policy_for(agent_id, self)
 
+    @property
+    def policy_ids(self) -> set[str]:
+        """Ids of the policies of its agents."""
+        return self._binding.policy_ids
+
     def last_observation_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Array | None:
         """Return the latest filtered observation of ``agent_id``, in the policy's shape; None
         before the first.

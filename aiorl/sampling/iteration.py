@@ -78,34 +78,16 @@ class Iteration:
         self._on_end = hooks.get("on_episode_end")
         shows_trajectories = "on_postprocess_trajectory" in hooks
         self._on_postprocessed = self._call_postprocess_hook if shows_trajectories else None
-        actors = [
-            Actor(
-                policy_id,
-                policy,
-                setup.preprocessors[policy_id],
-                setup.filters[policy_id],
-                clip_actions=settings.clip_actions,
-            )
-            for policy_id, policy in self._policies.items()
-        ]
+        actors = [self._actor(policy_id) for policy_id in self._policies]
         # True if an episode is accessible from outside: to user functions, or to explorations or
         # policies of users.
-        is_shown = (
+        self._is_shown = (
             bool(hooks.keys() & _EPISODE_HOOKS)
             or setup.observation_fn is not None
             or self._policies.maps_by_episode
             or not all(actor.is_plain for actor in actors)
         )
-        self._lanes = {
-            actor.policy_id: Lane(
-                actor,
-                clip_rewards=settings.reward_limit,
-                is_shown=is_shown,
-                shows_trajectories=shows_trajectories,
-                is_on_policy=isinstance(self.base_env, SteppedBaseEnv),
-            )
-            for actor in actors
-        }
+        self._lanes = {actor.policy_id: self._lane(actor) for actor in actors}
         self._cuts: list[tuple[int, Cut]] = []
         self.extra_batches: deque[SampleBatch | MultiAgentBatch] = deque()
         self.inferred_s = 0.0
@@ -120,6 +102,47 @@ class Iteration:
         self._many_rows = _LARGE_BATCH_ROWS
         if settings.is_truncating:
             self._many_rows = max(1000, 10 * settings.rollout_fragment_length)
+
+    def _actor(self, policy_id: str) -> Actor:
+        setup = self._setup
+        return Actor(
+            policy_id,
+            self._policies[policy_id],
+            setup.preprocessors[policy_id],
+            setup.filters[policy_id],
+            clip_actions=self._settings.clip_actions,
+        )
+
+    def _lane(self, actor: Actor) -> Lane:
+        return Lane(
+            actor,
+            clip_rewards=self._settings.reward_limit,
+            is_shown=self._is_shown,
+            shows_trajectories=self._on_postprocessed is not None,
+            is_on_policy=isinstance(self.base_env, SteppedBaseEnv),
+        )
+
+    def take_up_policies(self) -> None:
+        """Act with policies that were added to the policy map; forget those that were removed, as
+        soon as no episode has one and none of its rows waits.
+
+        Call this between two turns.
+        """
+        policies = self._policies.keys()
+        lanes = self._lanes
+        for policy_id in sorted(policies - lanes.keys()):
+            lanes[policy_id] = self._lane(self._actor(policy_id))
+        removed = lanes.keys() - policies
+        if not removed:
+            return
+        builders = list(self._free_builders)
+        for episode in self._episodes.values():
+            removed -= episode.policy_ids
+            builders.append(episode.batch_builder)
+        for builder in builders:
+            removed -= builder.policy_ids
+        for policy_id in removed:
+            del lanes[policy_id]
 
     def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
         """Take in the result of a poll.

@@ -227,43 +227,65 @@ def make_policies(
     """
     policies: dict[str, Policy] = {}
     preprocessors: dict[str, Preprocessor] = {}
+    run_seed = settings.config.seed
+    for position, policy_id in enumerate(sorted(specs)):
+        seed = None if run_seed is None else policy_seed(run_seed, position)
+        policies[policy_id], preprocessors[policy_id] = make_policy(
+            policy_id, specs[policy_id], settings, preprocess=preprocess, seed=seed
+        )
+    return policies, preprocessors
+
+
+def make_policy(
+    policy_id: str,
+    spec: PolicySpec,
+    settings: WorkerSettings,
+    *,
+    preprocess: bool,
+    seed: int | None,
+) -> tuple[Policy, Preprocessor]:
+    """Make one policy and its preprocessor; see `make_policies`.
+
+    Args:
+        policy_id: id of the policy.
+        spec: its recipe.
+        settings: the worker's settings.
+        preprocess: False if the environment's wrappers preprocess observations.
+        seed: seed of the policy and its action space; None for none.
+    """
     base_config = settings.policy_config
     worker_config = settings.config
-    for position, policy_id in enumerate(sorted(specs)):
-        spec = specs[policy_id]
-        config = deep_update(base_config, spec.config)
-        config |= {"num_workers": settings.num_workers, "worker_index": settings.worker_index}
-        if worker_config.seed is not None:
-            seed = policy_seed(worker_config.seed, position)
-            config.setdefault("seed", seed)
-            spec.action_space.seed(seed)  # for policies that sample actions from it
-        custom = (config.get("model") or {}).get(
-            "custom_preprocessor"
-        ) or worker_config.model.custom_preprocessor
-        if custom and not preprocess:
-            logger.warning(
-                "policy %r: its custom_preprocessor is not used, because DeepMind's wrappers"
-                " preprocess observations; set it in model_config, or preprocessor_pref='rllib', to"
-                " disable these wrappers",
-                policy_id,
-            )
-            custom = None
-        preprocessor = make_preprocessor(
-            spec.observation_space,
-            action_space=spec.action_space,
-            custom_preprocessor=custom,
-            is_enabled=preprocess,
+    config = deep_update(base_config, spec.config)
+    config |= {"num_workers": settings.num_workers, "worker_index": settings.worker_index}
+    if seed is not None:
+        config.setdefault("seed", seed)
+        spec.action_space.seed(seed)  # for policies that sample actions from it
+    custom = (config.get("model") or {}).get(
+        "custom_preprocessor"
+    ) or worker_config.model.custom_preprocessor
+    if custom and not preprocess:
+        logger.warning(
+            "policy %r: its custom_preprocessor is not used, because DeepMind's wrappers"
+            " preprocess observations; set it in model_config, or preprocessor_pref='rllib', to"
+            " disable these wrappers",
+            policy_id,
         )
-        check_tensorflow(spec.policy_class, granted_gpus(base_config, settings.worker_index))
-        policy_class = policy_class_for(spec.policy_class, base_config)
-        preprocessors[policy_id] = preprocessor
-        filtered = make_filter(
-            worker_config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
-        )
-        space = filtered.output_space(preprocessor.observation_space)
-        policies[policy_id] = policy_class(space, spec.action_space, config)
-        _check_initialised(policy_id, policies[policy_id])
-    return policies, preprocessors
+        custom = None
+    preprocessor = make_preprocessor(
+        spec.observation_space,
+        action_space=spec.action_space,
+        custom_preprocessor=custom,
+        is_enabled=preprocess,
+    )
+    check_tensorflow(spec.policy_class, granted_gpus(base_config, settings.worker_index))
+    policy_class = policy_class_for(spec.policy_class, base_config)
+    filtered = make_filter(
+        worker_config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
+    )
+    space = filtered.output_space(preprocessor.observation_space)
+    policy = policy_class(space, spec.action_space, config)
+    _check_initialised(policy_id, policy)
+    return policy, preprocessor
 
 
 def _check_initialised(policy_id: str, policy: Policy) -> None:

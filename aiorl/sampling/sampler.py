@@ -168,6 +168,11 @@ class SyncSampler:
         """
         return [] if self._iteration is None else _drained(self._iteration.extra_batches)
 
+    def take_up_policies(self) -> None:
+        """See `Iteration.take_up_policies`; in lockstep, there is only one policy."""
+        if self._iteration is not None:
+            self._iteration.take_up_policies()
+
     def paused(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that keeps other threads from processing observations and evaluating
         policies.

@@ -14,13 +14,14 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
-from aiorl.acting.policy_map import PolicyMap
+from aiorl.acting.policy_map import PolicyMap, policy_seed
 from aiorl.config import registry
 from aiorl.data.arrays import Batch, columns_of, compressed, concat_batches
 from aiorl.data.fragment import Fragment
@@ -42,8 +43,10 @@ from aiorl.process.log_once import log_once, report
 from aiorl.sampling import build
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.policies import (
+    PolicySpec,
     enable_eager,
     make_policies,
+    make_policy,
     policy_classes,
     policy_specs,
     seed_generators,
@@ -177,9 +180,8 @@ class Worker:
             float(maker.is_deepmind) if config.clip_rewards is None else config.reward_limit
         )
         facts = facts_of(self.env, maker.env_id)
-        specs = policy_specs(
-            settings.policy, facts.declared("observation_space"), facts.declared("action_space")
-        )
+        self._env_spaces = (facts.declared("observation_space"), facts.declared("action_space"))
+        specs = policy_specs(settings.policy, *self._env_spaces)
         if config.seed is not None:
             check_seedable(self.env, maker.env_id)
             seed_generators(config.seed, classes)
@@ -334,6 +336,53 @@ class Worker:
         return metrics
 
     # --- policies ---
+
+    def change_policies(self, added: Mapping[str, Any], removed: Collection[str]) -> None:
+        """Add policies that do not learn, and remove others; call this between two turns, in the
+        sampling thread.
+
+        Episodes that run keep their policies; the mapping function chooses among the new ones when
+        an agent appears.
+
+        Args:
+            added: policy id -> its 4-tuple, as in the setting ``policy``; it has no weights yet.
+            removed: ids of policies; unknown ones are left out.
+
+        Raises:
+            ConfigError: a policy cannot be made (also a ValueError).
+            ImportError: a policy needs TensorFlow, which is not installed.
+        """
+        with self.paused():
+            if added:
+                for policy_id, spec in policy_specs(added, *self._env_spaces).items():
+                    self._add_policy(policy_id, spec)
+            tables: list[dict[str, Any]] = [
+                self.policy_map,
+                self.preprocessors,
+                self.filters,
+                self.sampling_filters,
+            ]
+            for policy_id in removed:
+                for table in tables:
+                    table.pop(policy_id, None)
+            self.sampler.take_up_policies()
+
+    def _add_policy(self, policy_id: str, spec: PolicySpec) -> None:
+        config = self.settings.config
+        seed = None
+        if config.seed is not None:  # the same, whatever other policies there are
+            seed = policy_seed(config.seed, 1 + zlib.crc32(policy_id.encode()))
+        policy, preprocessor = make_policy(
+            policy_id, spec, self.settings, preprocess=self.preprocessing_enabled, seed=seed
+        )
+        statistics = make_filter(
+            config.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
+        )
+        statistics.is_frozen = True
+        self.preprocessors[policy_id] = preprocessor
+        self.filters[policy_id] = statistics
+        self.sampling_filters[policy_id] = install_filter(policy, statistics)
+        self.policy_map[policy_id] = policy
 
     def set_weights(
         self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
