@@ -199,7 +199,7 @@ def test_the_hello_on_its_page_decodes() -> None:
         for language, block in _FENCE.findall(text_of("docs/wire_format.md"))
         if language == "text"
     )
-    assert decode([bytes.fromhex(dump)]) == Hello(3, "", "w1", "i1", 0, "host1", 42, "")
+    assert decode([bytes.fromhex(dump)]) == Hello(4, "", "w1", "i1", 0, "host1", 42, "")
 
 
 def test_every_attack_on_its_page_names_tests_that_exist() -> None:

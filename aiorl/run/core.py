@@ -357,13 +357,14 @@ class LearnerCore:
             "wait_for_batch_s": update.wait_s,
         }
 
-    def _publish(self, weights: PolicyArrays, now: float) -> None:
-        """Publish weights as the next version."""
-        self.session.publish(self._next_snapshot(weights), now)
+    def _publish(self, weights: PolicyArrays, now: float, policies: Arrays | None = None) -> None:
+        """Publish weights that have changed, and new policies, as the next version."""
+        self.session.publish(self._next_snapshot(weights, policies), now)
         self._assembler.set_version(self.publisher.version)
 
-    def _next_snapshot(self, weights: PolicyArrays) -> Snapshot:
-        return self.publisher.next_snapshot(weights, {"timestep": self.counters.env_steps_sampled})
+    def _next_snapshot(self, weights: PolicyArrays, policies: Arrays | None = None) -> Snapshot:
+        global_vars = {"timestep": self.counters.env_steps_sampled}
+        return self.publisher.next_snapshot(weights, global_vars, policies)
 
     def _top_up(self) -> None:
         if self.is_granting:
@@ -409,6 +410,27 @@ class LearnerCore:
         self.stand_still()
         self._publish(weights, now)
 
+    def change_policies(
+        self,
+        policies: Arrays,
+        weights: PolicyArrays,
+        filters: Mapping[str, ObservationFilter],
+        now: float,
+    ) -> None:
+        """Publish policies that were added, and remove others.
+
+        No update may be in work; training is paused afterwards.
+
+        Args:
+            policies: policy id -> packed policy, see `Snapshot`.
+            weights: weights of the new policies.
+            filters: filters of all policies from now on.
+            now: the time in seconds.
+        """
+        self.stand_still()
+        self.publisher.filters = dict(filters)
+        self._publish(weights, now, policies)
+
     # Questions
     # ----------------------------------------------------------------------------------------------
 
@@ -434,7 +456,8 @@ class LearnerCore:
 
 
 class Publisher:
-    """Makes snapshots with consecutive versions.
+    """Makes snapshots with consecutive versions, the first one whole, later ones with what has
+    changed.
 
     Attributes:
         version: version of the newest snapshot, -1 before the first.
@@ -445,7 +468,8 @@ class Publisher:
         """Set the filters that deltas are merged into."""
         self.version = -1
         self.filters = dict(filters)
-        self._weights: dict[str, Arrays] = {}
+        self._policy_ids: frozenset[str] = frozenset()
+        self._has_new_policies = False
         # live incarnation -> highest sequence number merged; there are at most as many as the
         # session has slots. Lower numbers not merged yet belong to accepted fragments that wait in
         # the assembler.
@@ -493,24 +517,46 @@ class Publisher:
             if not merged.is_identity
         }
 
-    def next_snapshot(self, changed: PolicyArrays, global_vars: Mapping[str, Any]) -> Snapshot:
-        """Make the snapshot of the next version.
+    def next_snapshot(
+        self,
+        changed: PolicyArrays,
+        global_vars: Mapping[str, Any],
+        policies: Arrays | None = None,
+    ) -> Snapshot:
+        """Make the snapshot of the next version, a whole one if all policies have changed.
 
         Args:
             changed: policy id -> weights by name, of policies that have changed since the version
                 before; the others keep theirs.
             global_vars: values that policies need, such as the timestep.
+            policies: policy id -> packed policy of those added since the version before, empty for
+                those removed; see `Snapshot`.
         """
         self.version += 1
-        self._weights |= changed
+        policies = dict(policies or {})
+        removed = {policy_id for policy_id, packed in policies.items() if not packed.size}
+        self._policy_ids = self._policy_ids.union(changed) - removed
+        self._has_new_policies = self._has_new_policies or bool(policies)
+        # a whole snapshot would need all policies added so far, which the session has
+        is_whole = self._policy_ids == changed.keys() and not self._has_new_policies
+        filters = self.filter_states()
+        if not is_whole:
+            # frozen statistics change only together with the weights
+            filters = {
+                policy_id: state
+                for policy_id, state in filters.items()
+                if policy_id in changed or not self.filters[policy_id].is_frozen
+            }
         return Snapshot(
             version=self.version,
-            weights=dict(self._weights),
-            filters=self.filter_states(),
+            weights=dict(changed),
+            filters=filters,
             filter_acks={
                 incarnation: sequence for incarnation, sequence in self._merged.items() if sequence
             },
             global_vars=dict(global_vars),
+            since=-1 if is_whole else self.version - 1,
+            policies=policies,
         )
 
 

@@ -19,13 +19,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from aiorl.acting.filters import ObservationFilter
 from aiorl.config.parts import SamplePart
 from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError, described
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.roster import Worker
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
 from aiorl.net.transport.endpoint import EndpointStats
-from aiorl.net.wire.messages import DownMessage, PolicyArrays, Samples, Snapshot, UpMessage
+from aiorl.net.wire.messages import (
+    Arrays,
+    DownMessage,
+    PolicyArrays,
+    Samples,
+    Snapshot,
+    UpMessage,
+)
 from aiorl.process.machine import keep_within
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
@@ -191,7 +199,8 @@ class LocalWorker:
                 case ev.Registered(welcome):
                     self._snapshot = welcome.snapshot
                 case ev.SnapshotReceived(snapshot):
-                    self._snapshot = snapshot
+                    assert self._snapshot is not None
+                    self._snapshot = snapshot.after(self._snapshot)
                     if self.unit is not None:
                         self.unit.offer(snapshot)
 
@@ -346,6 +355,20 @@ class LocalSource(Source):
         self.core.set_weights(weights, self._now)
         self.pump()
         self._hear_delayed()
+
+    def change_policies(
+        self,
+        policies: Arrays,
+        weights: PolicyArrays,
+        filters: Mapping[str, ObservationFilter],
+    ) -> None:
+        """See `Source`."""
+        self.core.change_policies(policies, weights, filters, self._now)
+        self.pump()
+        self._hear_delayed()
+
+    def check_room(self, snapshot: Snapshot) -> None:
+        """See `Source`; messages are passed on as objects, which have no limit."""
 
     async def begin_episodes_anew(self) -> None:
         """See `Source`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class PolicyGroup:
         joint: name of a joint learner -> ids of its policies.
         fixed: policy id -> weights, for fixed policies.
         trained_ids: ids of the policies that learn.
-        policy_ids: ids of all policies.
+        num_updates: number of calls of `update`.
     """
 
     def __init__(
@@ -55,8 +55,14 @@ class PolicyGroup:
         self.trained_ids = {
             policy_id for name in self.learners for policy_id in self.policies_of(name)
         }
-        self.policy_ids = {*self.trained_ids, *self.fixed}
         self._is_single = set(self.learners) == {DEFAULT_POLICY_ID} and not self.fixed
+        self.num_updates = 0
+        self._changed_at = dict.fromkeys(self.learners, 0)
+
+    @property
+    def policy_ids(self) -> set[str]:
+        """Ids of all policies."""
+        return {*self.trained_ids, *self.fixed}
 
     def policies_of(self, learner_name: str) -> Sequence[str]:
         """Return the ids of the policies of a learner."""
@@ -111,6 +117,8 @@ class PolicyGroup:
         Raises:
             TrainingDiverged: too many updates of a learner were skipped in a row.
         """
+        self.num_updates += 1
+        self._changed_at |= dict.fromkeys(batches, self.num_updates)
         metrics: dict[str, float] = {}
         skipped = False
         bad_column = ""
@@ -138,18 +146,24 @@ class PolicyGroup:
         for learner in self.learners.values():
             learner.warm_up()
 
-    def get_weights(self) -> dict[str, dict[str, Array]]:
+    def get_weights(self, since: int = -1) -> dict[str, dict[str, Array]]:
         """Return policy id -> weights by the names in its acting graph; copies for trained
         policies.
+
+        Args:
+            since: a former value of `num_updates`: policies that no later update has changed are
+                left out. -1 returns all policies.
         """
         learned: dict[str, dict[str, Array]] = {}
         for name, learner in self.learners.items():
+            if self._changed_at[name] <= since:
+                continue
             weights = learner.get_weights()
             if name in self.joint:
                 learned |= weights
             else:
                 learned[name] = weights
-        return {**learned, **self.fixed}
+        return learned if since >= 0 else {**learned, **self.fixed}
 
     def get_state(self) -> AlgorithmState:
         """Return copies of everything that `set_state` needs: tensors by ``policy id/name`` or
@@ -160,7 +174,20 @@ class PolicyGroup:
     def hold_state(self) -> Callable[[], AlgorithmState]:
         """See `Learner.hold_state`."""
         states = {name: learner.hold_state() for name, learner in self.learners.items()}
-        return lambda: self._merged({name: state() for name, state in states.items()})
+        fixed = self.fixed
+        return lambda: self._merged({name: state() for name, state in states.items()}, fixed)
+
+    def change_fixed(
+        self, added: Mapping[str, Mapping[str, Array]], removed: Collection[str]
+    ) -> None:
+        """Add fixed policies and remove others. States held before do not change.
+
+        Args:
+            added: policy id -> weights.
+            removed: ids of fixed policies.
+        """
+        remaining = {name: arrays for name, arrays in self.fixed.items() if name not in removed}
+        self.fixed = {**remaining, **{name: dict(arrays) for name, arrays in added.items()}}
 
     def weights_replaced(self) -> None:
         """See `Learner.weights_replaced`."""
@@ -199,14 +226,16 @@ class PolicyGroup:
             elif name in fragment:
                 yield name, fragment[name]
 
-    def _merged(self, states: Mapping[str, AlgorithmState]) -> AlgorithmState:
+    def _merged(
+        self, states: Mapping[str, AlgorithmState], fixed: Mapping[str, Mapping[str, Array]]
+    ) -> AlgorithmState:
         tensors: dict[str, Array] = {}
         values: dict[str, Any] = {}
         for learner_name, state in states.items():
             values[learner_name] = state.values
             for name, tensor in state.tensors.items():
                 tensors[self._saved_name(learner_name, name)] = tensor
-        for policy_id, weights in self.fixed.items():
+        for policy_id, weights in fixed.items():
             tensors |= {
                 f"{policy_id}/weights/{name}": np.array(weight) for name, weight in weights.items()
             }
@@ -255,7 +284,7 @@ class PolicyGroup:
                 for name, tensor in _weights_in(tensors[policy_id]).items():
                     of_learner[f"weights/{policy_id}/{name}"] = tensor
             learner.set_state(AlgorithmState(of_learner, state.values[learner_name]))
-        self.fixed.update(fixed)
+        self.fixed = fixed
 
 
 def _weights_in(tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -289,8 +318,8 @@ class UpdateDone:
     Attributes:
         batch: the train batch.
         result: result returned by the learners.
-        weights: policy id -> copies of the weights after the update; None if they are not published
-            yet.
+        weights: policy id -> copies of the weights after the update, of the policies that have
+            changed since weights were last published; None if they are not published yet.
         wait_s: seconds the thread waited for the batch.
         make_batch_s: seconds taken to lay out the batch.
         update_s: seconds taken by the update.
@@ -332,6 +361,7 @@ class Updater:
         self._plan = plan
         self._unpublished = 0
         self._published_at = -math.inf
+        self._published_updates = group.num_updates
 
     def warm_up(self) -> WarmUpDone:
         """Compile the update."""
@@ -347,7 +377,10 @@ class Updater:
         result = self.group.update(train_batches, self._env_steps_total)
         updated = time.perf_counter()
         self._env_steps_total += batch.env_steps
-        weights = self.group.get_weights() if self._publishes(updated) else None
+        weights = None
+        if self._publishes(updated):
+            weights = self.group.get_weights(self._published_updates)
+            self._published_updates = self.group.num_updates
         state = self.group.hold_state()
         experience = None
         if self.wants_experience.is_set():

@@ -15,10 +15,11 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from aiorl.acting.filters import ObservationFilter
 from aiorl.config.addresses import dialable
 from aiorl.config.parts import SamplePart, TransportPart
 from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
@@ -41,6 +42,7 @@ from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import ACK_BYTES, Limits, limits_of
 from aiorl.net.wire.messages import (
     OUT_OF_DATA,
+    Arrays,
     DownMessage,
     Hello,
     Message,
@@ -291,30 +293,28 @@ class RemoteSource(Source):
         core = self.core
         counters = self._training.counters
         snapshot = core.begin(learning, self._transport.max_queued_bytes or _QUEUED_BYTES)
+        # policies that are added later come with snapshots
         part = learning.worker_part.to_dict()
-        self._check_room(learning, snapshot)
+        self.session.begin(part, dict(learning.graphs), time.monotonic())
+        self.check_room(snapshot)
         updater = Updater(learning.group, learning.lease_plan, counters.env_steps_trained)
         self.updates = UpdateThread(updater, self._post_to_loop())
-        core.admit(part, learning.graphs, snapshot, time.monotonic())
+        self.session.publish(snapshot, time.monotonic())
         self.pump()
         self._training.begin_saving(learning)
         self.workers_here.may_be_lost = True
         self.updates.start()
 
-    def _check_room(self, learning: Learning, snapshot: Snapshot) -> None:
-        """Check that a message has room for all that workers need.
-
-        Raises:
-            ConfigError: it does not.
-        """
+    def check_room(self, snapshot: Snapshot) -> None:
+        """See `Source`."""
         session = self.session
         welcome = Welcome(
             slot=0,
             num_workers=self._sample.num_workers,
             run_id=session.run_id,
             learner_incarnation=session.learner_incarnation,
-            config=learning.worker_part.to_dict(),
-            graphs=learning.graphs,
+            config=session.start_data.config or {},
+            graphs=session.start_data.graphs,
             snapshot=snapshot,
         )
         try:
@@ -353,6 +353,16 @@ class RemoteSource(Source):
     def set_weights(self, weights: PolicyArrays) -> None:
         """See `Source`."""
         self.core.set_weights(weights, time.monotonic())
+        self.pump()
+
+    def change_policies(
+        self,
+        policies: Arrays,
+        weights: PolicyArrays,
+        filters: Mapping[str, ObservationFilter],
+    ) -> None:
+        """See `Source`."""
+        self.core.change_policies(policies, weights, filters, time.monotonic())
         self.pump()
 
     def hold(self) -> None:

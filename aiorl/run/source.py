@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from aiorl.acting.filters import ObservationFilter
 from aiorl.net.protocol.roster import Worker
 from aiorl.net.transport.endpoint import EndpointStats
-from aiorl.net.wire.messages import PolicyArrays
+from aiorl.net.wire.messages import Arrays, PolicyArrays, Snapshot
 from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
 from aiorl.run.overview import Overview
@@ -94,6 +95,29 @@ class Source(Protocol):
         """Sample with weights that do not come from an update.
 
         No update may be in work; training is paused afterwards.
+        """
+
+    def change_policies(
+        self,
+        policies: Arrays,
+        weights: PolicyArrays,
+        filters: Mapping[str, ObservationFilter],
+    ) -> None:
+        """Publish policies that were added to the run's, and remove others.
+
+        No update may be in work; training is paused afterwards.
+
+        Args:
+            policies: policy id -> packed policy, see `Snapshot`.
+            weights: weights of the new policies.
+            filters: filters of all policies from now on.
+        """
+
+    def check_room(self, snapshot: Snapshot) -> None:
+        """Check that a message has room for a whole snapshot and everything else that workers need.
+
+        Raises:
+            ConfigError: it does not.
         """
 
     def hold(self) -> None:

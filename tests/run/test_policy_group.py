@@ -96,6 +96,16 @@ def test_a_policy_without_rows_in_a_batch_is_left_as_it_is() -> None:
     assert both.update(both.make_batch([{}]), 0) == UpdateResult({})
 
 
+def test_only_the_weights_that_later_updates_have_changed_are_published() -> None:
+    both = group("a", "b", fixed={"c": {"w": np.zeros(1)}})
+    assert both.get_weights().keys() == {"a", "b", "c"}
+    both.update(both.make_batch([rows(b=1.0)]), 0)
+    assert both.get_weights(since=0).keys() == {"b"}
+    both.update(both.make_batch([rows(a=1.0)]), 0)
+    assert both.get_weights(since=0).keys() == {"a", "b"}
+    assert both.get_weights(since=1).keys() == {"a"}
+
+
 def test_a_skipped_update_is_reported_with_policy_and_column() -> None:
     both = group("a", "b", skips=True)
     result = both.update(both.make_batch([rows(b=1.0)]), 0)

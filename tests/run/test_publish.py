@@ -77,14 +77,60 @@ def test_each_policys_filter_gets_its_own_deltas_even_if_another_does_not_fit() 
     assert {name: int(state["n"]) for name, state in filters.items()} == {"a": 0, "b": 2}
 
 
-def test_policies_that_an_update_does_not_change_keep_their_weights_in_snapshots() -> None:
+def numbers(snapshot: Snapshot) -> dict[str, float]:
+    return {name: arrays["w"].item() for name, arrays in snapshot.weights.items()}
+
+
+def weights(**values: float) -> dict[str, dict[str, np.ndarray]]:
+    return {name: {"w": np.full(1, value)} for name, value in values.items()}
+
+
+def test_the_first_snapshot_is_whole_and_later_ones_have_what_has_changed() -> None:
     publisher = Publisher({})
-    first = {"fixed": {"w": np.zeros(1)}, "learns": {"w": np.zeros(1)}}
-    publisher.next_snapshot(first, {})
-    snapshot = publisher.next_snapshot({"learns": {"w": np.ones(1)}}, {})
-    assert snapshot.version == 1
-    assert {name: arrays["w"].item() for name, arrays in snapshot.weights.items()} == {
-        "fixed": 0.0,
-        "learns": 1.0,
+    first = publisher.next_snapshot(weights(fixed=0.0, learns=0.0), {})
+    second = publisher.next_snapshot(weights(learns=1.0), {})
+    assert (first.is_whole, second.since, second.version) == (True, 0, 1)
+    assert numbers(second) == {"learns": 1.0}
+    assert numbers(second.after(first)) == {"fixed": 0.0, "learns": 1.0}
+    assert publisher.next_snapshot(weights(fixed=2.0, learns=2.0), {}).is_whole
+
+
+def test_statistics_of_a_fixed_policy_are_sent_with_its_weights_and_not_again() -> None:
+    fixed, learns = MeanStdFilter((1,)), MeanStdFilter((1,))
+    fixed.is_frozen = True
+    publisher = Publisher({"fixed": fixed, "learns": learns})
+    assert publisher.next_snapshot(weights(fixed=0.0, learns=0.0), {}).filters.keys() == {
+        "fixed",
+        "learns",
     }
-    assert first["learns"]["w"] == 0.0
+    assert publisher.next_snapshot(weights(learns=1.0), {}).filters.keys() == {"learns"}
+    assert publisher.next_snapshot(weights(fixed=1.0), {}).filters.keys() == {"fixed", "learns"}
+
+
+def test_after_a_policy_has_joined_snapshots_are_partial_and_bring_it_once() -> None:
+    publisher = Publisher({})
+    whole = publisher.next_snapshot(weights(a=0.0), {})
+    packed = np.ones(3, np.uint8)
+    joins = publisher.next_snapshot(weights(b=1.0), {}, {"b": packed})
+    later = publisher.next_snapshot(weights(a=2.0, b=2.0), {})
+    leaves = publisher.next_snapshot({}, {}, {"b": packed[:0]})
+    assert [snapshot.since for snapshot in (whole, joins, later, leaves)] == [-1, 0, 1, 2]
+    assert not later.policies
+    whole = later.after(joins.after(whole))
+    assert whole.is_whole
+    assert whole.policies.keys() == {"b"}
+    whole = leaves.after(whole)
+    assert (numbers(whole), dict(whole.policies)) == ({"a": 2.0}, {})
+    merged = leaves.after(later.after(joins))
+    assert (merged.since, numbers(merged), merged.policies["b"].size) == (0, {"a": 2.0}, 0)
+
+
+def test_a_fixed_policy_costs_no_bytes_in_later_broadcasts() -> None:
+    publisher = Publisher({})
+    large = {f"fixed_{number}": {"w": np.zeros(250_000, np.float32)} for number in range(3)}
+    learns = {"learns": {"w": np.ones(250_000, np.float32)}}
+    first = encode(publisher.next_snapshot({**large, **learns}, {}), compress=False)
+    second = encode(publisher.next_snapshot(learns, {}), compress=False)
+    sizes = [sum(memoryview(frame).nbytes for frame in frames) for frames in (first, second)]
+    assert sizes[0] > 4_000_000
+    assert 1_000_000 < sizes[1] < 1_001_000

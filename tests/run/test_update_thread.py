@@ -34,6 +34,7 @@ class FakeGroup:
         self.go.set()
         self.begun = threading.Semaphore(0)
         self.fail_in: str = ""
+        self.num_updates = 0
 
     def _note(self, what: str) -> None:
         self.threads.add(threading.current_thread().name)
@@ -54,7 +55,7 @@ class FakeGroup:
         self._note(f"update {env_steps_total}")
         return UpdateResult({"loss": 1.0})
 
-    def get_weights(self) -> dict[str, Any]:
+    def get_weights(self, since: int) -> dict[str, Any]:
         self._note("get_weights")
         return {"learns": {"w": np.ones(2, np.float32)}}
 

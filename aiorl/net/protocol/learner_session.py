@@ -50,11 +50,15 @@ _REGISTRATIONS_AT_ONCE = 64
 _REGISTRATIONS_PER_S = 64.0
 """Limits over all connections, so that more connections gain nothing; the first lets a whole run
 join together."""
+_SNAPSHOTS_AT_ONCE = 64
+_SNAPSHOTS_PER_S = 64.0
+"""Limit of the whole snapshots sent to workers that ask for one, over all connections. If many miss
+a broadcast together, the next one is whole, too."""
 _ACCOUNTS_AT_ONCE = 16
 _ACCOUNTS_PER_S = 4.0
 """Limit of the accounts of the run that are sent, over all connections."""
 _SNAPSHOT_UNIT = 4 << 20
-"""Bytes of a snapshot that count as one more registration."""
+"""Bytes of a snapshot that count as one more registration, or one more snapshot."""
 _FAILURE_COST = 1024.0
 """Cost of a failure in needless messages, because failures are reported to people."""
 _ENDED_GRACE = 4096
@@ -95,6 +99,7 @@ class LearnerSession:
     Attributes:
         ledger: account of env steps; the service reports trained and discarded steps to it.
         leases: the leases, granted only through this session.
+        start_data: what a worker needs to sample, read-only.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class LearnerSession:
         self._waiting = WaitingLine()
         self._rates = _Rates()
         self._calls = _Calls()
-        self._start_data = _StartData()
+        self.start_data = StartData()
         self._goodbye: m.Bye | None = None
         self._outbox = _Outbox()
         self._events: list[ev.LearnerEvent] = []
@@ -131,25 +136,38 @@ class LearnerSession:
         as well.
         """
         self._clock.now = now
-        self._start_data.config = config
-        self._start_data.graphs = graphs
+        self.start_data.config = config
+        self.start_data.graphs = graphs
         self._admit_waiting()
 
     def publish(self, snapshot: m.Snapshot, now: float) -> None:
-        """Broadcast a snapshot, and keep it for workers that join later or missed it.
+        """Broadcast a snapshot, and keep the whole one for workers that join later or missed it.
+
+        Args:
+            snapshot: a whole snapshot, or a partial one that builds on the newest version.
+            now: the time in seconds.
 
         Raises:
-            LocalProtocolError: when its version is not above the previous one.
+            LocalProtocolError: when its version is not above the previous one, or it builds on a
+                later one.
         """
         self._clock.now = now
+        data = self.start_data
         if snapshot.version <= self.version:
             raise LocalProtocolError(
                 f"snapshot {snapshot.version} after {self.version}: versions must increase"
             )
+        if snapshot.since > self.version:
+            raise LocalProtocolError(
+                f"snapshot {snapshot.version} builds on {snapshot.since}, but the newest is"
+                f" {self.version}"
+            )
         snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
-        self._start_data.snapshot = snapshot
+        whole = snapshot if data.snapshot is None else snapshot.after(data.snapshot)
+        data.snapshot = whole
         if self._roster.by_slot:
-            self._say(BROADCAST, snapshot)
+            self._say(BROADCAST, whole if data.is_missed_by_many else snapshot)
+        data.is_missed_by_many = False
         self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
@@ -222,7 +240,7 @@ class LearnerSession:
     @property
     def version(self) -> int:
         """Version of the newest snapshot, -1 for none."""
-        snapshot = self._start_data.snapshot
+        snapshot = self.start_data.snapshot
         return -1 if snapshot is None else snapshot.version
 
     @property
@@ -321,13 +339,13 @@ class LearnerSession:
                 if is_sound and is_through and self.leases.retire(worker.slot):
                     self._redeal()
             case m.SnapshotRequest(have_version):
-                snapshot = self._start_data.snapshot
+                snapshot = self.start_data.snapshot
                 if (
                     snapshot is not None
                     and have_version < snapshot.version
                     and self._may_give(peer, has_unsent)
                 ):
-                    self._give(worker, snapshot)
+                    self._give_missed(worker, snapshot)
             case m.Failure(kind, text, fatal=fatal, traceback=traceback):
                 if not fatal and not self._needless(worker, "failures", _FAILURE_COST):
                     return
@@ -512,7 +530,7 @@ class LearnerSession:
         """Register waiting workers once configuration and snapshot exist, as fast as the rate limit
         allows.
         """
-        data = self._start_data
+        data = self.start_data
         if not self._waiting or data.config is None or data.snapshot is None:
             return
         cost = min(_REGISTRATIONS_AT_ONCE, 1.0 + _num_bytes(data.snapshot) / _SNAPSHOT_UNIT)
@@ -554,8 +572,8 @@ class LearnerSession:
 
     def _welcome(self, worker: Worker) -> None:
         """Send a worker all data it needs to sample."""
-        config = self._start_data.config
-        snapshot = self._start_data.snapshot
+        config = self.start_data.config
+        snapshot = self.start_data.snapshot
         if config is None or snapshot is None:
             return
         life = config.get("life", 0) + self._roster.lives[worker.slot]
@@ -565,7 +583,7 @@ class LearnerSession:
             run_id=self.run_id,
             learner_incarnation=self.learner_incarnation,
             config={**config, "life": life} if life else config,
-            graphs=self._start_data.graphs,
+            graphs=self.start_data.graphs,
             snapshot=snapshot,
             incarnation=worker.incarnation,
             acked_seq=worker.last_seq,
@@ -578,6 +596,16 @@ class LearnerSession:
         """
         is_soon = self._clock.now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
         return not (is_soon or has_unsent or peer in self._outbox.given_snapshot)
+
+    def _give_missed(self, worker: Worker, snapshot: m.Snapshot) -> None:
+        """Send a worker the whole snapshot, unless too many ask for it: then it asks again, or gets
+        the next broadcast.
+        """
+        cost = min(_SNAPSHOTS_AT_ONCE, 1.0 + _num_bytes(snapshot) / _SNAPSHOT_UNIT)
+        if self._rates.snapshots.take(self._clock.now, cost):
+            self._give(worker, snapshot)
+        else:
+            self.start_data.is_missed_by_many = True
 
     def _give(self, worker: Worker, message: m.Welcome | m.Snapshot) -> None:
         if worker.peer is not None:
@@ -821,12 +849,21 @@ class _Calls:
 
 
 @dataclass(slots=True)
-class _StartData:
-    """All that a worker needs to sample; it comes bit by bit."""
+class StartData:
+    """All that a worker needs to sample; it comes bit by bit.
+
+    Attributes:
+        config: the workers' part of the configuration.
+        graphs: policy id -> acting graph, of the policies in the configuration.
+        snapshot: the newest snapshot, whole.
+        is_missed_by_many: True if workers ask for it faster than it is sent to them, so that the
+            next broadcast is whole.
+    """
 
     config: Mapping[str, Any] | None = None
     graphs: Mapping[str, PolicyGraph] = field(default_factory=dict)
     snapshot: m.Snapshot | None = None
+    is_missed_by_many: bool = False
 
 
 @dataclass(slots=True)
@@ -845,6 +882,7 @@ class _Rates:
         self.registrations = Allowance(
             _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST
         )
+        self.snapshots = Allowance(_SNAPSHOTS_AT_ONCE, _SNAPSHOTS_PER_S)
         self.accounts = Allowance(_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S)
 
 

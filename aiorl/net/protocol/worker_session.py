@@ -488,15 +488,20 @@ class WorkerSession:
         before asking.
         """
         self.version = version
-        self._catching_up.learners_version = version
-        self._catching_up.reset()
+        self._catching_up = _CatchingUp(learners_version=version)
 
     def _take_snapshot(self, snapshot: m.Snapshot) -> None:
-        self._catching_up.announced(snapshot.version)
-        if snapshot.version > self.version:
-            self.version = snapshot.version
-            self._catching_up.reset()
-            self._events.append(ev.SnapshotReceived(snapshot))
+        catching_up = self._catching_up
+        catching_up.announced(snapshot.version)
+        if snapshot.version <= self.version:
+            return
+        if snapshot.since > self.version:
+            catching_up.keep_for_later(snapshot)
+            return
+        snapshot = catching_up.with_later(snapshot)
+        self.version = snapshot.version
+        catching_up.reset()
+        self._events.append(ev.SnapshotReceived(snapshot))
 
 
 @dataclass(slots=True)
@@ -574,15 +579,43 @@ class _CatchingUp:
         learners_version: newest version the learner is known to have.
         wait_s: time for which this worker may be behind before it asks, seconds.
         since: time since which it is behind, or of its last request; None if it is not behind.
+        later: changes that have arrived before the version that they build on; None if there are
+            none. They are kept because the missing version may take longer to arrive than the
+            next ones are apart.
     """
 
     learners_version: int = -1
     wait_s: float = _SNAPSHOT_WAIT_S
     since: float | None = None
+    later: m.Snapshot | None = None
 
     def announced(self, version: int) -> None:
         """Note a version that the learner has."""
         self.learners_version = max(self.learners_version, version)
+
+    def keep_for_later(self, snapshot: m.Snapshot) -> None:
+        """Keep a snapshot whose base is missing, and ask for a whole one at the next tick."""
+        if self.later is None:
+            # broadcasts arrive in order, so waiting would not help
+            self.since = float("-inf")
+        elif snapshot.version <= self.later.version:
+            return
+        elif snapshot.since <= self.later.version:
+            snapshot = snapshot.after(self.later)
+        self.later = snapshot
+
+    def with_later(self, snapshot: m.Snapshot) -> m.Snapshot:
+        """Return a snapshot with the changes after it that arrived before it, if they build on
+        it.
+        """
+        later = self.later
+        if later is None or later.version <= snapshot.version:
+            self.later = None
+            return snapshot
+        if later.since > snapshot.version:
+            return snapshot
+        self.later = None
+        return later.after(snapshot)
 
     def reset(self) -> None:
         """Wait a second before asking, because a newer snapshot may be in flight."""

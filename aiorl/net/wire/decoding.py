@@ -23,6 +23,7 @@ from aiorl.net.wire.format import (
     CONTINUED,
     DEFAULT_LIMITS,
     DTYPES,
+    FORMAT_VERSION,
     LZ4,
     MAX_HELLO_BYTES,
     PACKED,
@@ -30,7 +31,7 @@ from aiorl.net.wire.format import (
     STACKED,
     Limits,
 )
-from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, ArrayTree
+from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, OPTIONAL_ARRAYS, ArrayTree
 from aiorl.text import MAX_LABEL, is_label, one_line
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -149,9 +150,9 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
         raise BadFrame(f"not a message header: {what}", field="header") from error
     if type(header) is not list or not header or type(header[0]) is not int:
         raise BadFrame("not a message header", field="header")
-    if header[0] != m.PROTOCOL_VERSION:
+    if header[0] != FORMAT_VERSION:
         raise VersionMismatch(
-            f"the peer speaks protocol version {header[0]}, we speak {m.PROTOCOL_VERSION}; "
+            f"the peer sends messages of format {header[0]}, we read format {FORMAT_VERSION}; "
             "install the same aiorl version on both sides",
             field="version",
         )
@@ -249,7 +250,7 @@ def _parse_layout(kind_name: str, layout_bytes: bytes, limits: Limits) -> _Layou
         checked.append((node, name, dtype, dtype.itemsize))
     for tree, names in zip(trees, names_at, strict=True):
         for key in tree or ():
-            if key != "*" and key not in names:
+            if key != "*" and key not in names and key not in OPTIONAL_ARRAYS:
                 raise BadFrame(f"missing in {kind_name}", field=key)
     return _Layout(nodes, tuple(checked))
 

@@ -23,6 +23,7 @@ from aiorl.net.wire.format import (
     CONTINUED,
     DEFAULT_LIMITS,
     DTYPES,
+    FORMAT_VERSION,
     LZ4,
     PACK_MAX_BYTES,
     PACK_TOTAL_BYTES,
@@ -33,7 +34,13 @@ from aiorl.net.wire.format import (
     STACKED,
     Limits,
 )
-from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS, ArrayTree
+from aiorl.net.wire.schema import (
+    ARRAY,
+    MESSAGE_TYPES,
+    MESSAGE_TYPES_BY_CLASS,
+    OPTIONAL_ARRAYS,
+    ArrayTree,
+)
 from aiorl.text import MAX_LABEL, is_label
 
 Frame: TypeAlias = bytes | memoryview
@@ -249,7 +256,7 @@ class _Writer:
         layout = pack(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
         try:
             header: bytes = msgpack.packb(
-                (m.PROTOCOL_VERSION, name, scalars, layout, bytes(self.storage), self.shapes),
+                (FORMAT_VERSION, name, scalars, layout, bytes(self.storage), self.shapes),
                 default=_to_plain,
             )
         except (TypeError, ValueError, OverflowError) as error:
@@ -291,6 +298,7 @@ def encode(
     if isinstance(message, m.Welcome):
         return writer.finish(kind.name, _welcome_scalars(message, writer))
     scalars = {field: getattr(message, field) for field in kind.scalars}
+    kind.leave_out_defaults(scalars)
     kind.fit_texts(scalars)
     if isinstance(message, (m.Call, m.Reply)):
         field = "args" if isinstance(message, m.Call) else "result"
@@ -299,7 +307,9 @@ def encode(
         )
     else:
         for field, tree in kind.arrays.items():
-            writer.add_tree(0, field, getattr(message, field), tree)
+            value = getattr(message, field)
+            if value or field not in OPTIONAL_ARRAYS:
+                writer.add_tree(0, field, value, tree)
     return writer.finish(kind.name, scalars)
 
 
@@ -313,10 +323,15 @@ def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
     }
     writer.add_tree(0, "graphs", graphs, kind.arrays["graphs"])
     arrays = {field: getattr(snapshot, field) for field in snapshot_kind.arrays}
+    for name in OPTIONAL_ARRAYS:
+        if not arrays[name]:
+            del arrays[name]
     writer.add_tree(0, "snapshot", arrays, kind.arrays["snapshot"])
     scalars: dict[str, object] = {field: getattr(message, field) for field in kind.scalars}
     scalars["graphs"] = {pid: graph["spec"] for pid, graph in message.graphs.items()}
-    scalars["snapshot"] = {field: getattr(snapshot, field) for field in snapshot_kind.scalars}
+    of_snapshot = {field: getattr(snapshot, field) for field in snapshot_kind.scalars}
+    snapshot_kind.leave_out_defaults(of_snapshot)
+    scalars["snapshot"] = of_snapshot
     return scalars
 
 

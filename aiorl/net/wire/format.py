@@ -2,6 +2,7 @@
 
 Frame 0 is a msgpack list ``[version, type, scalars, layout, storage, shapes]``:
 
+- *version*: `FORMAT_VERSION`;
 - *scalars*: the message's fields that are not arrays, by name;
 - *layout*: msgpack bytes of ``[nodes, columns]``, the tree of names of the arrays: ``nodes`` are
   maps as ``[parent, key]`` (node 0 is the message), ``columns`` are arrays as ``[node, name,
@@ -33,6 +34,9 @@ import numpy as np
 from aiorl.config.worker import TransportConfig
 from aiorl.text import MAX_NAME
 
+FORMAT_VERSION: Final = 3
+"""Version of this layout, in each header; the messages have a version of their own,
+`messages.PROTOCOL_VERSION`."""
 PACKED: Final = 0
 RAW: Final = 1
 LZ4: Final = 2

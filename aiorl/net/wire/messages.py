@@ -10,6 +10,7 @@ lost message never loses a count. An *incarnation* is one registration life of a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -17,7 +18,9 @@ from typing import Any, Final, TypeAlias
 from aiorl.data.columns import Array
 from aiorl.data.fragment import PolicyGraph
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
+"""Version of the messages and their rules. The form of messages has a version of its own,
+`format.FORMAT_VERSION`, so that a side of another protocol can read why it is refused."""
 
 # A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema`
 # checks by these names.
@@ -215,13 +218,22 @@ class StatusRequest:
 class Snapshot:
     """Everything that acting depends on, of one version; apply it as a whole between two steps.
 
+    A *partial* snapshot has only what has changed since an earlier version. It may be applied to
+    that version and to each later one.
+
     Attributes:
         version: policy version, from 0; it never decreases within a learner incarnation.
-        weights: policy id -> weight name -> array.
-        filters: policy id -> filter state.
+        weights: policy id -> weight name -> array; of a partial snapshot, of the policies whose
+            weights have changed.
+        filters: policy id -> filter state; of a partial snapshot, without those that have not
+            changed.
         filter_acks: incarnation -> highest ``Samples.seq`` whose filter delta is merged here.
         global_vars: plain data: ``{"timestep": ...}`` and additions of algorithms.
         learner_incarnation: filled in by the learner session.
+        since: version that a partial snapshot builds on; -1 for a whole one. Sent only if partial.
+        policies: policy id -> packed policy (`aiorl.run.added_policy`) of those added since the
+            learner began, or since that version; an empty array stands for a policy that was
+            removed. Sent only if not empty.
     """
 
     version: Version
@@ -230,6 +242,35 @@ class Snapshot:
     filter_acks: Mapping[str, int]
     global_vars: Mapping[str, Any]
     learner_incarnation: Name = ""
+    since: Version = -1
+    policies: Arrays = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it builds on no other snapshot."""
+        return self.since < 0
+
+    def after(self, earlier: Snapshot) -> Snapshot:
+        """Return one snapshot with the effect of an earlier one and of this one.
+
+        Args:
+            earlier: a snapshot of the version that this one builds on, or of a later one.
+        """
+        if self.is_whole:
+            return self
+        policies = {**earlier.policies, **self.policies}
+        removed = {policy_id for policy_id, packed in policies.items() if not packed.size}
+        if earlier.is_whole:  # policies that it does not mention do not exist
+            policies = {name: packed for name, packed in policies.items() if name not in removed}
+        weights = {**earlier.weights, **self.weights}
+        filters = {**earlier.filters, **self.filters}
+        return dataclasses.replace(
+            self,
+            weights={name: arrays for name, arrays in weights.items() if name not in removed},
+            filters={name: state for name, state in filters.items() if name not in removed},
+            since=earlier.since,
+            policies=policies,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

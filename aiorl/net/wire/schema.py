@@ -183,8 +183,18 @@ def _show(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+OPTIONAL_ARRAYS: Final = frozenset({"policies"})
+"""Fields with arrays that a message has only if they are not empty."""
+_OPTIONAL_SCALARS: Final[Mapping[str, Any]] = {"since": -1}
+"""Fields of the header that a message has only if they differ from these values."""
+
 _ARRAYS: ArrayTree = {"*": ARRAY}
 _POLICY_ARRAYS: ArrayTree = {"*": _ARRAYS}
+_SNAPSHOT_ARRAYS: ArrayTree = {
+    "weights": _POLICY_ARRAYS,
+    "filters": _POLICY_ARRAYS,
+    "policies": _ARRAYS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +207,7 @@ class MessageType:
         scalars: header field -> check of its decoded value.
         arrays: tree of the paths at which arrays are permitted; its top level consists of fields.
         texts: header field for people -> function that makes its value printable.
+        defaults: header field that can be left out -> its value then.
     """
 
     name: str
@@ -204,13 +215,18 @@ class MessageType:
     scalars: Mapping[str, Check]
     arrays: Mapping[str, ArrayTree]
     texts: Mapping[str, Callable[[Any], Any]] = dataclasses.field(init=False)
+    defaults: Mapping[str, Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        """Pick the texts."""
+        """Pick the texts and the fields that can be left out."""
         texts = {
             name: check.fit for name, check in self.scalars.items() if isinstance(check, _Text)
         }
         object.__setattr__(self, "texts", texts)
+        defaults = {
+            name: value for name, value in _OPTIONAL_SCALARS.items() if name in self.scalars
+        }
+        object.__setattr__(self, "defaults", defaults)
 
     def check_scalars(self, values: dict[str, Any], limits: Limits, prefix: str = "") -> None:
         """Check the scalars, and make texts printable.
@@ -220,6 +236,8 @@ class MessageType:
                 field.
         """
         checks = self.scalars
+        for field, default in self.defaults.items():
+            values.setdefault(field, default)
         try:
             for field, check in checks.items():
                 check(field, values[field], limits)
@@ -234,6 +252,12 @@ class MessageType:
             raise BadFrame(f"no such field in {self.name}", field=prefix + one_line(str(extra), 60))
         for field, fit in self.texts.items():
             values[field] = fit(values[field])
+
+    def leave_out_defaults(self, values: dict[str, Any]) -> None:
+        """Remove the fields that can be left out, before sending."""
+        for field, default in self.defaults.items():
+            if values[field] == default:
+                del values[field]
 
     def fit_texts(self, values: dict[str, Any]) -> None:
         """Cut texts before sending, as the receiver would do."""
@@ -263,7 +287,7 @@ _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
     "Account": (_Text(_fit_plain, is_plain=True), {}),
     "Mapping[str, Plain]": (_check_plain_map, _ARRAYS),
     "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
-    "Snapshot": (_check_snapshot, {"weights": _POLICY_ARRAYS, "filters": _POLICY_ARRAYS}),
+    "Snapshot": (_check_snapshot, _SNAPSHOT_ARRAYS),
 }
 """Annotation of a field in `messages` -> check of its value in the header, None without one, and
 its array tree."""

@@ -15,8 +15,9 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from aiorl.errors import EnvError, SamplerDied
 from aiorl.net.wire.messages import Arrays, Samples, Snapshot
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.process.log_once import log_once
+from aiorl.run.added_policy import AddedPolicy, changes_to
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies, named_function
 from aiorl.sampling.settings import WorkerSettings
@@ -54,6 +56,7 @@ class SnapshotSlot:
         version: policy version in use; -1 before the first.
         newest_version: version of the newest snapshot offered, applied or not; -1 before the first.
         global_vars: global variables of the version in use.
+        change_policies: called with each snapshot before it is applied; adds and removes policies.
     """
 
     def __init__(
@@ -76,35 +79,41 @@ class SnapshotSlot:
         """
         self.version = self.newest_version = -1
         self.global_vars: Mapping[str, Any] = {}
+        self.change_policies: Callable[[Snapshot], None] = lambda snapshot: None
         self._policies = policies
         self._filters = filters
         self._incarnation = incarnation
         self._synchronize_filters = synchronize_filters
         self._offered: Snapshot | None = None
+        self._offering = threading.Lock()
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Offer a snapshot to the sampler, replacing an older one not applied yet.
+        """Offer a snapshot to the sampler; it takes effect after the changes of an older one that
+        waits.
 
         Can be called in any thread.
+
+        Args:
+            snapshot: a whole snapshot, or a partial one that builds on one offered before.
         """
-        offered = self._offered
-        if snapshot.version > self.version and (
-            offered is None or snapshot.version > offered.version
-        ):
-            self._offered = snapshot
+        with self._offering:
+            if snapshot.version <= self.newest_version:
+                return
+            offered = self._offered
+            self._offered = snapshot if offered is None else snapshot.after(offered)
             self.newest_version = snapshot.version
 
     def between_steps(self) -> None:
         """Apply the snapshot offered, if any; the sampler calls this before each step.
 
         Raises:
-            PolicyError: weights do not fit their policy.
+            PolicyError: weights do not fit their policy, or a policy cannot be made.
             BatchError: a filter state does not fit its filter.
         """
         snapshot = self._offered
         if snapshot is None:
             return
-        self._offered = None
+        self.change_policies(snapshot)
         for policy_id, policy in self._policies.items():
             if policy_id in snapshot.weights:
                 policy.set_weights(snapshot.weights[policy_id])
@@ -119,6 +128,10 @@ class SnapshotSlot:
                 observation_filter.acknowledge(acknowledged)
         self.global_vars = snapshot.global_vars
         self.version = snapshot.version
+        # it waits until here, because Ctrl-C can interrupt any line, and then it is applied again
+        with self._offering:
+            if self._offered is snapshot:
+                self._offered = None
 
 
 _FOR_POLICIES = {"eager", "no_eager_on_workers", "eager_tracing"}
@@ -179,6 +192,7 @@ class SamplerUnit:
                 learner's.
         """
         self._part = part
+        self._policy_parts = dict(part.policies)  # those of removed policies stay, for their rows
         self._step_began = 0.0  # nonzero during a step
         self._is_stopped = self._is_sampling = False
         self._policies: dict[str, Policy] = {}
@@ -335,7 +349,7 @@ class SamplerUnit:
                 else batch.policy_batches
             )
             batches = {
-                policy_id: _laid_out(rows, part.policies[policy_id])
+                policy_id: _laid_out(rows, self._policy_parts[policy_id])
                 for policy_id, rows in by_policy.items()
             }
             env_steps = batch.env_steps
@@ -378,6 +392,7 @@ class SamplerUnit:
         if not self._policies:
             self._policies.update(worker.policy_map)
             self._filters.update(worker.filters)
+            self._slot.change_policies = partial(self._change_policies, worker)
         # with sample_async, its own thread checks after each turn
         if self._is_stopped and not self._part.sample_async:
             raise StopSampling
@@ -385,6 +400,27 @@ class SamplerUnit:
         self._slot.between_steps()
         if self._slot.version != version:
             worker.global_vars = dict(self._slot.global_vars)
+
+    def _change_policies(self, worker: Worker, snapshot: Snapshot) -> None:
+        """Add the policies that come with a snapshot, and remove those that it leaves out."""
+        parts = self._policy_parts
+        networks = {
+            policy_id for policy_id in self._policies if parts[policy_id].policy_class is None
+        }
+        packed, removed = changes_to(snapshot, networks)
+        added: dict[str, Any] = {}
+        for policy_id, array in packed.items():
+            policy = AddedPolicy.unpack(array)
+            parts[policy_id] = policy.part
+            part = self._part.model_copy(update={"policies": {policy_id: policy.part}})
+            added |= learned_policies(part, {policy_id: policy.graph})
+        worker.change_policies(added, removed)
+        for policy_id in added:
+            self._policies[policy_id] = worker.policy_map[policy_id]
+            self._filters[policy_id] = worker.filters[policy_id]
+        for policy_id in removed:
+            del self._policies[policy_id]
+            del self._filters[policy_id]
 
     def _take_perf(self) -> dict[str, float]:
         """Return the increments since the last call; the sampler can be running."""

@@ -351,9 +351,11 @@ class WorkerService:
                     message = f"its former process ended with {self.former_end}"
                     self.former_end = ""
                     self._send(Failure("process", message, "", fatal=False))
+                self._newest = welcome.snapshot
                 self._restart_units(welcome)
             case ev.SnapshotReceived(snapshot):
-                self._newest = snapshot
+                assert self._newest is not None, "its welcome had one"
+                self._newest = snapshot.after(self._newest)  # for samplers still being built
                 for running in self._running:
                     if running.unit is not None:
                         running.unit.offer(snapshot)

@@ -68,6 +68,11 @@ def example_messages() -> list[m.Message]:
         m.Leaving("by user", 4, 0),
         m.StatusRequest(99),
         m.Status({"workers": [{"slot": 1}]}),
+        dataclasses.replace(
+            make_snapshot(3),
+            since=2,
+            policies={"joins": np.ones(3, np.uint8), "leaves": np.zeros(0)},
+        ),
         make_snapshot(),
         m.Welcome(
             1,

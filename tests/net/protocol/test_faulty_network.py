@@ -5,7 +5,10 @@ After each step, the ledger balances, no fragment is accepted twice, the fragmen
 arrive in order, no lease is overdrawn, and no honest peer is dropped. Once the network heals, all
 workers are registered again and a whole deal arrives.
 
-In a second machine, fragments carry the deltas of real filters, which a real publisher merges.
+In a second machine, fragments carry the deltas of real filters, which a real publisher merges. In
+another one, policies change, join and leave between versions, and snapshots are partial: a sampler
+acts with exactly the weights that the learner had at the sampler's version, and in the end every
+worker has the newest ones.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +34,8 @@ from aiorl.net.protocol.pacing import Pacing
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import Message, Samples, Snapshot
+from aiorl.net.wire.messages import Message, Samples, Snapshot, Welcome
+from aiorl.run.added_policy import REMOVED, changes_to
 from aiorl.run.core import Publisher
 from aiorl.run.worker.sampler_unit import SnapshotSlot
 
@@ -92,6 +97,8 @@ class FaultyNetwork(RuleBasedStateMachine):
     """Possible events of the system, one rule for each."""
 
     node_class = Node
+    least_accepted = 100
+    """Fragments that a long run of faults leaves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -646,8 +653,165 @@ class StreamingWithFilters(FaultyNetworkWithFilters):
     merges_on_arrival = True
 
 
+AT_FIRST = ("learns", "too", "fixed")
+NAMES = ("w", "b")
+PACKED = np.ones(3, np.uint8)
+
+
+class Recorded:
+    """Policy that remembers its weights, which are numbers."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, int] = {}
+
+    def set_weights(self, weights: Any) -> None:
+        self.weights = {name: int(array[0]) for name, array in weights.items()}
+
+    def on_global_var_update(self, global_vars: Any) -> None:
+        pass
+
+
+class Sampler:
+    """Sampler with the policies of a welcome, and those that snapshots bring."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        self.policies: dict[str, Any] = {name: Recorded() for name in welcome.config["policies"]}
+        self.slot = SnapshotSlot(self.policies, {}, welcome.incarnation, synchronize_filters=True)
+        self.slot.change_policies = self.change_policies
+        self.slot.offer(welcome.snapshot)
+
+    def change_policies(self, snapshot: Snapshot) -> None:
+        added, removed = changes_to(snapshot, self.policies.keys())
+        self.policies |= {name: Recorded() for name in added}
+        for name in removed:
+            del self.policies[name]
+
+    def step(self) -> None:
+        self.slot.between_steps()
+
+    @property
+    def weights(self) -> dict[str, dict[str, int]]:
+        return {name: policy.weights for name, policy in self.policies.items()}
+
+
+class WorkerWithSamplers(Node):
+    """Worker with two samplers, of which one takes snapshots up late."""
+
+    def __init__(self, index: int, life: int, ids: itertools.count) -> None:
+        super().__init__(index, life, ids)
+        self.samplers: list[Sampler] = []
+
+    def heard(self, event: ev.WorkerEvent) -> None:
+        match event:
+            case ev.Registered(welcome):
+                self.samplers = [Sampler(welcome), Sampler(welcome)]
+                self.samplers[0].step()
+            case ev.SnapshotReceived(snapshot):
+                for sampler in self.samplers:
+                    sampler.slot.offer(snapshot)
+                self.samplers[0].step()
+            case ev.Reincarnated():
+                self.samplers = []
+
+
+class ChangingPolicies(FaultyNetwork):
+    """The faulty network with policies that change, join and leave."""
+
+    node_class = WorkerWithSamplers
+    least_accepted = 30  # a lost version is not healed by the next one
+    nodes: list[WorkerWithSamplers]
+
+    def __init__(self) -> None:
+        self.policies: dict[str, dict[str, int]] = {}
+        self.changed: set[str] = set()
+        self.packed: dict[str, Any] = {}
+        self.states: dict[tuple[str, int], dict[str, dict[str, int]]] = {}
+        self.num_broadcast = 0
+        super().__init__()
+
+    def make_learner(self, ledger: Ledger) -> LearnerSession:
+        learner = super().make_learner(ledger)
+        # like a resumed run, a new learner has all policies from the beginning
+        self.policies = self.policies or dict.fromkeys(AT_FIRST, self.numbers())
+        learner.begin({"policies": list(self.policies)}, {}, self.now)
+        self.publisher = Publisher({})
+        self.changed = set(self.policies)
+        self.packed = {}
+        self.version = 0
+        return learner
+
+    def numbers(self) -> dict[str, int]:
+        number = next(self.tokens)
+        return dict.fromkeys(NAMES, number)
+
+    def make_snapshot(self) -> Snapshot:
+        weights = {
+            name: {key: np.array([number]) for key, number in self.policies[name].items()}
+            for name in self.changed
+        }
+        snapshot = self.publisher.next_snapshot(weights, {}, self.packed)
+        self.changed = set()
+        self.packed = {}
+        self.version = snapshot.version
+        self.states[self.learner.learner_incarnation, snapshot.version] = dict(self.policies)
+        return snapshot
+
+    @rule(changed=st.sets(st.sampled_from(AT_FIRST)), count=st.integers(1, 3))
+    def policies_learn(self, changed: set[str], count: int) -> None:
+        for _ in range(count):
+            for name in changed & self.policies.keys():
+                self.policies[name] = self.numbers()
+                self.changed.add(name)
+            self.publish()
+
+    @rule()
+    def policy_joins(self) -> None:
+        name = f"opponent_{next(self.tokens)}"
+        self.policies[name] = self.numbers()
+        self.changed.add(name)
+        self.packed[name] = PACKED
+        self.publish()
+
+    @rule(number=st.integers(0, 5))
+    def policy_leaves(self, number: int) -> None:
+        others = sorted(self.policies.keys() - {"learns"})
+        if others:
+            name = others[number % len(others)]
+            del self.policies[name]
+            self.changed.discard(name)
+            self.packed[name] = REMOVED
+            self.publish()
+
+    @rule(index=FaultyNetwork.nodes_index)
+    def late_sampler_steps(self, index: int) -> None:
+        for sampler in self.nodes[index].samplers:
+            sampler.step()
+
+    def checks(self) -> list[Callable[[], None]]:
+        return [*super().checks(), self.samplers_act_with_the_learners_weights_of_their_version]
+
+    @invariant()
+    def samplers_act_with_the_learners_weights_of_their_version(self) -> None:
+        for node in self.nodes:
+            for sampler in node.samplers:
+                if sampler.slot.version >= 0:
+                    key = node.session.learner_incarnation, sampler.slot.version
+                    assert sampler.weights == self.states[key]
+
+    def teardown(self) -> None:
+        super().teardown()
+        for _ in range(40):  # lost versions are asked for again
+            self.tick(0.25)
+            self.network_delivers_all()
+        for node in self.nodes:
+            assert node.session.version == self.learner.version
+            for sampler in node.samplers:
+                sampler.step()
+                assert sampler.weights == self.policies
+
+
 MACHINES = pytest.mark.parametrize(
-    "machine", [FaultyNetwork, FaultyNetworkWithFilters, StreamingWithFilters]
+    "machine", [FaultyNetwork, FaultyNetworkWithFilters, StreamingWithFilters, ChangingPolicies]
 )
 
 
@@ -723,11 +887,19 @@ def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(
             (3, lambda: net.a_delta_that_fits_no_filter_is_sent(index=index())),
             (3, net.checkpoint_is_written),
         ]
+    if isinstance(net, ChangingPolicies):
+        learning = lambda: {name for name in AT_FIRST if coin()}  # noqa: E731
+        moves += [
+            (6, lambda: net.policies_learn(changed=learning(), count=rng.randint(1, 3))),
+            (1, net.policy_joins),
+            (1, lambda: net.policy_leaves(number=rng.randint(0, 5))),
+            (10, lambda: net.late_sampler_steps(index=index())),
+        ]
     for _ in range(300 if seed == 0 else 1500):
         rng.choices(moves, [weight for weight, _ in moves])[0][1]()
         for check in net.checks():
             check()
-    assert len(net.accepted) > 100
+    assert len(net.accepted) > net.least_accepted
     if isinstance(net, FaultyNetworkWithFilters):
         assert net.num_taken_up_in_flight
         assert len(net.merged["q"]) > 100

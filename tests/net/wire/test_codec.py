@@ -31,6 +31,7 @@ from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import (
     CONTINUED,
     DEFAULT_LIMITS,
+    FORMAT_VERSION,
     LZ4,
     MAX_HELLO_BYTES,
     PACK_MAX_BYTES,
@@ -86,6 +87,8 @@ snapshots = st.builds(
     filter_acks=st.dictionaries(ids, counts, max_size=3),
     global_vars=plain_maps,
     learner_incarnation=ids,
+    since=versions,
+    policies=array_maps,
 )
 graphs = st.dictionaries(
     names,
@@ -447,8 +450,8 @@ def test_an_empty_array_can_follow_a_full_packed_frame() -> None:
         ([b"\xc1"], BadFrame, "header"),
         ([b"GET / HTTP/1.1\r\n\r\n"], BadFrame, "header"),
         ([msgpack.packb([])], BadFrame, "header"),
-        ([msgpack.packb([m.PROTOCOL_VERSION, "beat"])], BadFrame, "header"),
-        ([msgpack.packb([m.PROTOCOL_VERSION + 1, "whatever", 5])], VersionMismatch, "version"),
+        ([msgpack.packb([FORMAT_VERSION, "beat"])], BadFrame, "header"),
+        ([msgpack.packb([FORMAT_VERSION + 1, "whatever", 5])], VersionMismatch, "version"),
         ([b"x" * 2_000_000], MessageTooBig, "header"),
         ([b"x"] * 2000, MessageTooBig, "frames"),
         (with_header(m.Ack(1), 1, "no_such"), BadFrame, "type"),
@@ -664,12 +667,27 @@ def test_fields_of_the_snapshot_in_a_welcome_are_named_with_their_path() -> None
         assert caught.value.field == "snapshot.version"
 
 
+def test_a_whole_snapshot_without_new_policies_has_the_fields_of_protocol_3() -> None:
+    whole = EXAMPLES["snapshot"]
+    assert "since" not in header(whole)[2]
+    assert "since" not in header(EXAMPLES["welcome"])[2]["snapshot"]
+    assert all(name != "policies" for _, name in msgpack.unpackb(header(whole)[3])[0])
+    partial = dataclasses.replace(whole, since=0, policies={"joins": np.ones(3, np.uint8)})
+    assert header(partial)[2] == header(whole)[2] | {"since": 0}
+    decoded = decode(wire(partial))
+    assert isinstance(decoded, m.Snapshot)
+    assert (decoded.since, decoded.policies["joins"].tolist()) == (0, [1, 1, 1])
+    with pytest.raises(BadFrame) as caught:
+        decode(with_header(whole, 2, header(whole)[2] | {"since": "0"}))
+    assert caught.value.field == "since"
+
+
 def test_nesting_has_an_end() -> None:
     value: Any = 1
     for _ in range(40):
         value = [value]
     deep = [
-        m.PROTOCOL_VERSION,
+        FORMAT_VERSION,
         "reply",
         {"call_id": 1, "ok": True, "result": value},
         layout([[0, "result"]], []),
