@@ -150,25 +150,34 @@ class ActingState:
         graph = self.graphs[policy_id]
         policy_part = self.part.policies[policy_id]
         config = {**policy_part.config, "raw_obs": policy_part.sample_plan.raw_obs, "seed": seed}
-        model = config.get("model") or {}
+        preprocessor, obs_filter = self.preprocessing_of(policy_id)
+        # Any: unlike GraphPolicy, the class is called with the arguments of a Policy
+        policy_class: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
+        observation_space = obs_filter.output_space(preprocessor.observation_space)
+        action_space = self._space(policy_id, "action")
+        policy: GraphPolicy = policy_class(observation_space, action_space, config)
+        return PolicyParts(policy_id, policy, preprocessor, obs_filter)
+
+    def preprocessing_of(self, policy_id: str) -> tuple[Preprocessor, ObservationFilter]:
+        """Return the preprocessor of a policy, and its filter, still without statistics.
+
+        Raises:
+            PolicyError: when the stored settings of its model are invalid.
+            ConfigError: when the stored configuration is invalid.
+        """
+        model = self.part.policies[policy_id].config.get("model") or {}
         if not isinstance(model, Mapping):
             raise PolicyError(
                 f"the model of policy {policy_id!r} is a {type(model).__name__}, expected a mapping"
             )
-        action_space = self._space(policy_id, "action")
         preprocessor = make_preprocessor(
             self._space(policy_id, "observation"),
-            action_space=action_space,
+            action_space=self._space(policy_id, "action"),
             custom_preprocessor=model.get("custom_preprocessor"),
         )
-        obs_filter = make_filter(
+        return preprocessor, make_filter(
             self.part.observation_filter, preprocessor.shape, preprocessor.layout.num_mask
         )
-        # Any: unlike GraphPolicy, the class is called with the arguments of a Policy
-        policy_class: Any = learned_policy_class(graph["graph"], graph["spec"], threads=threads)
-        observation_space = obs_filter.output_space(preprocessor.observation_space)
-        policy: GraphPolicy = policy_class(observation_space, action_space, config)
-        return PolicyParts(policy_id, policy, preprocessor, obs_filter)
 
     def actor(self, parts: PolicyParts) -> Actor:
         """Return the actor made of the parts of a policy."""

@@ -91,6 +91,14 @@ class BuiltTrainer(Protocol):
     def set_policy_state(self, state: Mapping[str, Any], policy_id: str = ...) -> None:
         """Let a policy act as another one does."""
 
+    def add_policy(
+        self, policy_id: str, *, like: str, weights: Mapping[str, Array] | None = ...
+    ) -> None:
+        """Add a policy that acts and does not learn."""
+
+    def remove_policy(self, policy_id: str) -> None:
+        """Remove a policy that does not learn."""
+
     def save(self, directory: str | Path | None = None) -> str:
         """Write a checkpoint, and return its path."""
 

@@ -106,8 +106,3 @@ class PolicyChanges:
     removed: set[str] = field(default_factory=set)
     to_add: dict[str, tuple[str, Mapping[str, NDArray[Any]] | None]] = field(default_factory=dict)
     to_remove: set[str] = field(default_factory=set)
-
-    @property
-    def is_due(self) -> bool:
-        """True if changes wait."""
-        return bool(self.to_add or self.to_remove)

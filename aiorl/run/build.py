@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import logging
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from aiorl.learning.joint import with_steps
 from aiorl.learning.learner import Learner
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.process.imports import require_packages
+from aiorl.run.added_policy import PolicyChanges
 from aiorl.run.joint_policies import joint_policies
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import (
@@ -273,6 +274,8 @@ class Learning:
         spaces: policy id -> observation and action space as plain data, for checkpoints.
         callbacks: called with the result of each iteration, or None.
         begins_with: checkpoint of another run that has not been loaded yet, or None.
+        agents: policy id -> agents that the environment names and that are known to act with it.
+        changes: policies that join or leave during the run.
     """
 
     group: PolicyGroup
@@ -283,6 +286,8 @@ class Learning:
     spaces: dict[str, Any]
     callbacks: DefaultCallbacks | None = None
     begins_with: Checkpoint | None = None
+    agents: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    changes: PolicyChanges = field(default_factory=PolicyChanges)
 
 
 def build_learning(
@@ -367,6 +372,7 @@ def build_learning(
         spaces={policy_id: policy.described_spaces() for policy_id, policy in planned.items()},
         callbacks=callbacks,
         begins_with=plan.begins_with,
+        agents={policy_id: policy.agents for policy_id, policy in planned.items()},
     )
 
 

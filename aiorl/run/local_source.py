@@ -199,8 +199,10 @@ class LocalWorker:
                 case ev.Registered(welcome):
                     self._snapshot = welcome.snapshot
                 case ev.SnapshotReceived(snapshot):
-                    assert self._snapshot is not None
-                    self._snapshot = snapshot.after(self._snapshot)
+                    newest = snapshot
+                    if self._snapshot is not None and snapshot.since >= 0:
+                        newest = snapshot.after(self._snapshot)
+                    self._snapshot = newest
                     if self.unit is not None:
                         self.unit.offer(snapshot)
 

@@ -214,6 +214,7 @@ class PlannedPolicy:
         settings: settings passed to the policy when it is made.
         is_trained: True if it learns.
         has_own_spaces: True if its spaces differ from the environment's common ones.
+        agents: agents that act with it, as far as the environment names them and that is known.
     """
 
     policy_id: str
@@ -225,6 +226,7 @@ class PlannedPolicy:
     settings: Mapping[str, Any]
     is_trained: bool = True
     has_own_spaces: bool = False
+    agents: Sequence[Any] = ()
 
     def is_of_other_algorithm(self, config: CommonConfig) -> bool:
         """Return True if it has a network of another algorithm than the run's."""
@@ -475,10 +477,13 @@ def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., A
     return function
 
 
-def _entry(policy_id: str, raw: Any) -> dict[str, Any]:
-    """Return a policy's entry by the names of its fields; fields left out are None."""
-    key = f"{POLICIES}.{policy_id}"
-    # ids are parts of names in results, checkpoints and on the wire
+def check_policy_id(policy_id: str) -> None:
+    """Check the form of a policy's id, which is a part of names in results, checkpoints and on the
+    wire.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
     if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
         raise ConfigError(
             f"{policy_id!r:.120} is not a policy id: it must have 1 to {_MAX_ID} printable"
@@ -486,6 +491,12 @@ def _entry(policy_id: str, raw: Any) -> dict[str, Any]:
             key=POLICIES,
             value=policy_id,
         )
+
+
+def _entry(policy_id: str, raw: Any) -> dict[str, Any]:
+    """Return a policy's entry by the names of its fields; fields left out are None."""
+    key = f"{POLICIES}.{policy_id}"
+    check_policy_id(policy_id)
     if isinstance(raw, str):
         raw = {"class": raw}
     if isinstance(raw, list | tuple) and len(raw) == len(_FIELDS) - 1:  # the short form
@@ -593,6 +604,7 @@ def _planned(
         is_trained=is_trained,
         has_own_spaces=observation_space is not facts.observation_space
         or action_space is not facts.action_space,
+        agents=agents,
     )
 
 

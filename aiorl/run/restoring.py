@@ -23,6 +23,7 @@ from aiorl.learning.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, unusable_init_from
 from aiorl.run.counters import Counters
+from aiorl.run.policy_changes import repeat_changes
 from aiorl.run.report.results import Progress, Results
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def take_up(checkpoint: Checkpoint, learning: Learning) -> None:
     Raises:
         CheckpointError: the checkpoint belongs to another run, or does not fit.
     """
+    repeat_changes(checkpoint, learning)
     check_compatible(checkpoint, identity_of(learning))
     _check_returns(checkpoint, learning)
     _check_units(checkpoint, learning)

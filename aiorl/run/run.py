@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
@@ -24,6 +26,7 @@ from aiorl.run.end import Ended
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
 from aiorl.run.observers import STOP_CRITERIA, Checkpoints, RunFiles, StopAt, StopCriteria
+from aiorl.run.policy_changes import plan_addition, plan_removal
 from aiorl.run.ports import TrainingView
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import Display, DisplayHandler, PlainDisplay, make_display
@@ -127,6 +130,24 @@ class Run:
     def is_final(self) -> bool:
         """False if the run was stopped to be continued later."""
         return self.training is None or self.training.end.is_final
+
+    # For callbacks
+    # ----------------------------------------------------------------------------------------------
+
+    def add_policy(
+        self, policy_id: str, *, like: str, weights: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """Add a policy before the next update; see `AlgorithmTrainer.add_policy`."""
+        plan_addition(self._learning, policy_id, like, weights)
+
+    def remove_policy(self, policy_id: str) -> None:
+        """Remove a policy before the next update; see `AlgorithmTrainer.remove_policy`."""
+        plan_removal(self._learning, policy_id)
+
+    @property
+    def _learning(self) -> Learning:
+        assert self.training is not None, "callbacks are called while the run trains"
+        return self.training.learning
 
     # The way through
     # ----------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from aiorl.learning.replay.ring import Snapshot
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
+from aiorl.run.policy_changes import changes_of
 from aiorl.run.ports import TrainingView
 from aiorl.run.restoring import RunState, identity_of
 
@@ -37,6 +38,22 @@ class _Content:
     algorithm: Callable[[], AlgorithmState]
     filters: dict[str, dict[str, NDArray[Any]]]
     run: RunState
+    policies: _Policies
+
+
+@dataclass(frozen=True, slots=True)
+class _Policies:
+    """Facts about the policies of a run: entries of a checkpoint's meta, and data for acting."""
+
+    meta: dict[str, Any]
+    acting: dict[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], learning: Learning) -> Self:
+        """Return the facts about the policies that a run has now."""
+        acting = ActingState.of(settings, learning.worker_part, learning.graphs, learning.spaces)
+        meta = {**identity_of(learning), **changes_of(learning)}
+        return cls(meta, acting.to_tensors())
 
 
 class Saver:
@@ -80,10 +97,13 @@ class Saver:
         self._saved: _Content | None = None
         self._saved_iteration = -1
         self._updates_before = training.counters.updates
-        self._acting = ActingState.of(
-            save.settings, learning.worker_part, learning.graphs, learning.spaces
-        ).to_tensors()
+        self._settings = save.settings
+        self._policies = _Policies.of(save.settings, learning)
         self.newest = ""
+
+    def policies_changed(self) -> None:
+        """Describe the policies again in later checkpoints; call `keep` next."""
+        self._policies = _Policies.of(self._settings, self._learning)
 
     def keep(
         self, state: Callable[[], AlgorithmState], experience: dict[str, Snapshot] | None = None
@@ -99,7 +119,7 @@ class Saver:
         counters = dataclasses.replace(self._run.counters)
         run = RunState(counters, {}, core.session.ledger.as_dict())
         is_first = self._kept is None
-        self._kept = _Content(state, core.publisher.filter_states(), run)
+        self._kept = _Content(state, core.publisher.filter_states(), run, self._policies)
         if is_first:  # the run began with this state
             self._saved = self._kept
         if experience is not None:
@@ -200,7 +220,7 @@ class Saver:
             iteration = self._run.results.training_iteration
             run = dataclasses.replace(content.run, results=self._run.results.to_state())
             meta = {
-                **identity_of(self._learning),
+                **content.policies.meta,
                 "run_id": self._run.directory.run_id,
                 **dataclasses.asdict(run),
             }
@@ -238,7 +258,7 @@ class Saver:
         tensors = {f"algorithm/{name}": array for name, array in state.tensors.items()}
         for policy_id, arrays in content.filters.items():
             tensors.update({f"filter/{policy_id}/{name}": array for name, array in arrays.items()})
-        tensors |= self._acting
+        tensors |= content.policies.acting
         meta = {**meta, "algorithm": state.values}
         if experience:
             meta["experience"] = {

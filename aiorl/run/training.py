@@ -30,13 +30,14 @@ from aiorl.config.parts import RunParts
 from aiorl.errors import ConfigError
 from aiorl.learning.tf_runtime import compilation_cache, prepare_environment
 from aiorl.net.protocol.ledger import Ledger
-from aiorl.net.wire.messages import PolicyArrays
+from aiorl.net.wire.messages import PolicyArrays, Snapshot
 from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
 from aiorl.run.counters import Counters
 from aiorl.run.end import End, Ended
 from aiorl.run.iteration import Iteration
 from aiorl.run.observers import Observer
+from aiorl.run.policy_changes import change_policies, for_snapshot, take_planned
 from aiorl.run.policy_group import UpdateDone
 from aiorl.run.ports import Play, Tell, TrainingView
 from aiorl.run.report.results import Progress, Results
@@ -249,6 +250,7 @@ class Training:
         Raises:
             BaseException: the error that training failed with, such as WorkerError.
         """
+        await self.change_policies()
         if not self.core.is_granting:  # the caller's pause does not count
             self.results.leave_out_pause(time.monotonic())
             self.iteration.begin()
@@ -262,6 +264,7 @@ class Training:
             self.core.stand_still()
             raise
         await self.source.finish_update()
+        await self.change_policies()  # for the last checkpoint
         if not self.iteration.has_trained:
             return None
         return self.finish_iteration()
@@ -334,6 +337,39 @@ class Training:
         """
         self.source.set_weights(weights)
         self.saver.keep(self.learning.group.hold_state())
+
+    async def change_policies(self) -> None:
+        """Add and remove policies as planned (`aiorl.run.policy_changes`), once no update is in
+        work.
+
+        Raises:
+            ConfigError: a message has no room for all policies.
+        """
+        learning = self.learning
+        changes = learning.changes
+        if not changes.to_add and not changes.to_remove:
+            return
+        if not self.end.has_come:
+            await self.settle()
+        if not self.core.is_idle:  # the end came before the update ended
+            return
+        added, removed = take_planned(learning, self.counters.env_steps_sampled)
+        newest = self.core.session.start_data.snapshot
+        assert newest is not None, "training has begun"
+        snapshot = Snapshot(
+            version=newest.version + 1,
+            since=newest.version,
+            weights={policy_id: policy.weights for policy_id, policy in added.items()},
+            filters={policy_id: policy.filter.state() for policy_id, policy in added.items()},
+            filter_acks={},
+            global_vars={},
+            policies=for_snapshot(added, removed),
+        )
+        self.source.check_room(snapshot.after(newest))
+        change_policies(learning, added, removed)
+        self.source.change_policies(snapshot.policies, snapshot.weights, learning.filters)
+        self.saver.policies_changed()
+        self.saver.keep(learning.group.hold_state())
 
     def before_checkpoint(self) -> None:
         """Notify observers that a checkpoint will be written."""

@@ -29,6 +29,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.errors import CheckpointError
 from aiorl.learning.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
+from aiorl.run.added_policy import PolicyChanges
 from aiorl.run.counters import Counters
 from aiorl.run.end import wait_for_last
 from aiorl.run.report.results import Results
@@ -82,7 +83,11 @@ def make(
         results=Results(100, 0.0),
     )
     learning: Any = SimpleNamespace(
-        spaces={}, graphs={}, worker_part=WorkerPart(env="E-v1"), group=stored or Stored()
+        spaces={},
+        graphs={},
+        worker_part=WorkerPart(env="E-v1"),
+        group=stored or Stored(),
+        changes=PolicyChanges(),
     )
     save = RunParts.of(CommonConfig(env="E-v1")).save
     saver = Saver(service, service.core, learning, ask, save=save)

@@ -163,7 +163,9 @@ class LearnerSession:
                 f" {self.version}"
             )
         snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
-        whole = snapshot if data.snapshot is None else snapshot.after(data.snapshot)
+        whole = snapshot
+        if data.snapshot is not None and snapshot.since >= 0:
+            whole = snapshot.after(data.snapshot)
         data.snapshot = whole
         if self._roster.by_slot:
             self._say(BROADCAST, whole if data.is_missed_by_many else snapshot)

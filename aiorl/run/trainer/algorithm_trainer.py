@@ -39,12 +39,13 @@ from aiorl.learning.tf_runtime import prepare_environment
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.replaced_file import replaced
 from aiorl.process.tasks import report_stray_errors
-from aiorl.run.build import plan_learning
+from aiorl.run.build import Learning, plan_learning
 from aiorl.run.end import Ended
 from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, evaluate_arguments
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
+from aiorl.run.policy_changes import plan_addition, plan_removal
 from aiorl.run.restoring import is_scaled
 from aiorl.run.run import build_or_restore, source_for
 from aiorl.run.threads import BrokenOff, LoopThread
@@ -140,6 +141,16 @@ def _refuse_unknown(policy_ids: Iterable[str], existing: Collection[str]) -> Non
     unknown = set(policy_ids).difference(existing)
     if unknown:
         raise UnknownPolicyError(min(unknown), existing)
+
+
+def _of_policies(policy_ids: Collection[str], weights: Weights) -> dict[str, dict[str, Any]]:
+    return {
+        policy_id: dict(arrays) for policy_id, arrays in weights.items() if policy_id in policy_ids
+    }
+
+
+def _acting_state(config: CommonConfig, learning: Learning) -> ActingState:
+    return ActingState.of(config.to_dict(), learning.worker_part, learning.graphs, learning.spaces)
 
 
 class AlgorithmTrainer(Trainer):
@@ -280,11 +291,7 @@ class AlgorithmTrainer(Trainer):
         if isinstance(policies, str):
             policies = [policies]
         _refuse_unknown(policies or (), weights)
-        return {
-            policy_id: arrays
-            for policy_id, arrays in weights.items()
-            if policies is None or policy_id in policies
-        }
+        return weights if policies is None else _of_policies(policies, weights)
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of policies and send them to the workers; the optimisers' state does not
@@ -311,7 +318,7 @@ class AlgorithmTrainer(Trainer):
                     " has seen nothing and does not learn here: set_policy_state sets both, from"
                     " get_policy_state"
                 )
-        training = self._replace_weights(weights)
+        self._replace_weights(weights)
         if (
             any(not filters[policy_id].is_identity for policy_id in weights)
             and not self._has_warned_of_filters
@@ -322,7 +329,7 @@ class AlgorithmTrainer(Trainer):
                 " get_policy_state and set_policy_state for weights of another run",
                 logging.WARNING,
             )
-        training.set_weights(training.learning.group.get_weights())
+        self._publish(weights)
 
     def get_policy_state(
         self, policy_id: str = DEFAULT_POLICY_ID
@@ -384,13 +391,64 @@ class AlgorithmTrainer(Trainer):
                 check_states({policy_id: merged}, {policy_id: state["filter"]}, "state")
             except CheckpointError as error:
                 raise ConfigError(f"this state can't be set: {error.reason}") from error
-        training = self._replace_weights({policy_id: state["weights"]})
+        self._replace_weights({policy_id: state["weights"]})
         assert merged is not None, "its weights were known"
         self._loop.do(lambda: merged.restore(state["filter"]))
-        training.set_weights(training.learning.group.get_weights())
+        self._publish([policy_id])
 
-    def _replace_weights(self, weights: Weights) -> Training:
-        """Set the weights of policies without sending them to the workers, and return the training.
+    def add_policy(
+        self, policy_id: str, *, like: str, weights: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """Add a policy that acts and does not learn, such as an opponent in a league; workers get
+        its network with the next weights.
+
+        Agents that appear from then on can act with it, if ``multiagent.policy_mapping_fn``, a
+        function of agent, episode and worker, chooses it from ``worker.policy_map``. Checkpoints
+        contain it.
+
+        Args:
+            policy_id: its id, which no policy of the run has or had.
+            like: id of a policy. The new one has its network, spaces, settings and statistics of
+                observations, and explores as that one does now.
+            weights: its weights by name, arrays of any shape, as ``get_weights()[like]``; None
+                takes the current ones of the other policy.
+
+        Raises:
+            UnknownPolicyError: there is no policy `like` (also a KeyError).
+            ConfigError: the id is in use, the weights don't fit the other policy, there is no such
+                function, or messages have no room for another policy (also a ValueError).
+        """
+        plan_addition(self._settled().learning, policy_id, like, weights)
+        self._change_policies()
+
+    def remove_policy(self, policy_id: str) -> None:
+        """Remove a policy that does not learn; episodes that run keep it to their end.
+
+        Args:
+            policy_id: its id.
+
+        Raises:
+            UnknownPolicyError: there is no such policy (also a KeyError).
+            ConfigError: the policy learns, agents are mapped to it, or its class is your own (also
+                a ValueError).
+        """
+        plan_removal(self._settled().learning, policy_id)
+        self._actors.pop(policy_id, None)
+        self._change_policies()
+
+    def _change_policies(self) -> None:
+        training = self._training
+        self._loop.ask(training.change_policies())
+        self._acting = _acting_state(self.config, training.learning)
+
+    def _publish(self, policy_ids: Collection[str]) -> None:
+        """Send weights of policies to the workers."""
+        training = self._training
+        weights = _of_policies(policy_ids, training.learning.group.get_weights())
+        self._loop.do(lambda: training.set_weights(weights))
+
+    def _replace_weights(self, weights: Weights) -> None:
+        """Set the weights of policies without sending them to the workers.
 
         Raises:
             UnknownPolicyError: no policy has one of these ids (also a KeyError).
@@ -403,8 +461,7 @@ class AlgorithmTrainer(Trainer):
                 f"weights are {weights!r:.200}, expected a dict of arrays by name for each policy"
                 " id, in the form that get_weights returns"
             )
-        training = self._settled()
-        group = training.learning.group
+        group = self._settled().learning.group
         _refuse_unknown(weights, group.policy_ids)
         state = group.get_state()
         tensors = dict(state.tensors)
@@ -425,7 +482,6 @@ class AlgorithmTrainer(Trainer):
         except CheckpointError as error:
             raise ConfigError(f"these weights can't be set: {error.reason}") from error
         group.weights_replaced()
-        return training
 
     # Saving
     # ----------------------------------------------------------------------------------------------
@@ -576,10 +632,7 @@ class AlgorithmTrainer(Trainer):
             self._directory.save_config(config)
         training = self._training
         self.iteration = training.results.training_iteration
-        learning = training.learning
-        self._acting = ActingState.of(
-            parts.save.settings, learning.worker_part, learning.graphs, learning.spaces
-        )
+        self._acting = _acting_state(config, training.learning)
         self._announce_evaluation()
         self._ask(training.begin())
 
@@ -690,7 +743,10 @@ class AlgorithmTrainer(Trainer):
 
     def _check_fits(self, checkpoint: Checkpoint) -> None:
         super()._check_fits(checkpoint)
-        for name, tensor in self._settled().learning.group.get_state().tensors.items():
+        learning = self._settled().learning
+        for name, tensor in learning.group.get_state().tensors.items():
+            if name.partition("/")[0] in learning.changes.added:
+                continue
             stored = checkpoint.tensors.get(f"algorithm/{name}")
             if "/weights/" in name and (stored is None or stored.shape != tensor.shape):
                 other = "none" if stored is None else f"one of shape {list(stored.shape)}"
@@ -785,12 +841,15 @@ class AlgorithmTrainer(Trainer):
         if unit is None:
             publisher = training.core.publisher
             learning = training.learning
+            newest = training.core.session.start_data.snapshot
+            assert newest is not None, "training has begun"
             snapshot = Snapshot(
                 version=publisher.version,
                 weights=learning.group.get_weights(),
                 filters=self._loop.do(publisher.filter_states),
                 filter_acks={},
                 global_vars=dict(self.global_vars),
+                policies=newest.policies,
             )
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)

@@ -403,6 +403,8 @@ class SamplerUnit:
 
     def _change_policies(self, worker: Worker, snapshot: Snapshot) -> None:
         """Add the policies that come with a snapshot, and remove those that it leaves out."""
+        if not snapshot.policies and snapshot.weights.keys() == self._policies.keys():
+            return
         parts = self._policy_parts
         networks = {
             policy_id for policy_id in self._policies if parts[policy_id].policy_class is None

@@ -354,8 +354,10 @@ class WorkerService:
                 self._newest = welcome.snapshot
                 self._restart_units(welcome)
             case ev.SnapshotReceived(snapshot):
-                assert self._newest is not None, "its welcome had one"
-                self._newest = snapshot.after(self._newest)  # for samplers still being built
+                newest = snapshot  # for samplers still being built
+                if self._newest is not None and snapshot.since >= 0:
+                    newest = snapshot.after(self._newest)
+                self._newest = newest
                 for running in self._running:
                     if running.unit is not None:
                         running.unit.offer(snapshot)

@@ -1,0 +1,238 @@
+"""A league: fixed opponents join a run and leave it while it trains, with worker processes and
+without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from small_runs import SMALL
+
+import aiorl
+from aiorl.acting.checkpoint import find_checkpoint
+from aiorl.errors import ConfigError, UnknownPolicyError
+from aiorl.run.evaluation import evaluate
+
+ROUNDS = 8
+
+
+class Duel(aiorl.MultiAgentEnv):
+    """Agents "left" and "right" for eight rounds; both see the number of the round."""
+
+    observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, config: Any = None) -> None:
+        self.round = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.round = 0
+        return self._observe(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.round += 1
+        reward = float(actions["left"] == actions["right"])
+        ends = {"__all__": self.round == ROUNDS}
+        return self._observe(), {"left": reward, "right": -reward}, ends, {"__all__": False}, {}
+
+    def _observe(self) -> dict[str, Any]:
+        return {name: np.full(2, self.round, np.float32) for name in ("left", "right")}
+
+
+def newest(agent_id: Any, episode: Any, worker: Any) -> str:
+    """Map the right to the opponent that comes last in the alphabet."""
+    return "learner" if agent_id == "left" else max(worker.policy_map.keys() - {"learner"})
+
+
+class League(aiorl.DefaultCallbacks):
+    """Adds a copy of the learner after each iteration, and removes the one before the last."""
+
+    def on_train_result(self, *, trainer: Any, result: Any, **kwargs: Any) -> None:
+        number = result["training_iteration"]
+        trainer.add_policy(f"opponent_{number}", like="learner")
+        if number > 2:
+            trainer.remove_policy(f"opponent_{number - 2}")
+
+
+def settings(directory: Path, **changes: Any) -> dict[str, Any]:
+    agents = {
+        "policies": {"learner": None, "opponent_0": None},
+        "policy_mapping_fn": newest,
+        "policies_to_train": ["learner"],
+    }
+    return {
+        **SMALL,
+        "env": Duel,
+        "observation_filter": "MeanStdFilter",
+        "run_dir": str(directory / "run"),
+        "multiagent": agents,
+        **changes,
+    }
+
+
+def assert_same(weights: Any, other: Any) -> None:
+    assert weights.keys() == other.keys()
+    for name, array in weights.items():
+        np.testing.assert_array_equal(array, other[name], err_msg=name)
+
+
+WAYS = pytest.mark.parametrize("num_workers", [0, 1], ids=["alone", "with a worker"])
+
+
+@WAYS
+def test_a_copy_of_the_learner_joins_acts_stays_as_it_is_and_leaves(
+    tmp_path: Path, num_workers: int
+) -> None:
+    with aiorl.PPOConfig(**settings(tmp_path, num_workers=num_workers)).build() as trainer:
+        result = trainer.train()
+        assert result["policy_reward_mean"].keys() == {"learner", "opponent_0"}
+        copy = trainer.get_weights(["learner"])["learner"]
+        trainer.add_policy("opponent_1", like="learner")
+        assert trainer.get_weights().keys() == {"learner", "opponent_0", "opponent_1"}
+        results = [trainer.train() for _ in range(3)]
+        assert_same(trainer.get_weights(["opponent_1"])["opponent_1"], copy)
+        # episodes of the last hundred, of which the newest are against the copy
+        assert "opponent_1" in results[-1]["policy_reward_mean"]
+        assert trainer.compute_action(np.zeros(2), policy_id="opponent_1") in range(3)
+        local = trainer.workers.local_worker()
+        assert local.policy_map.keys() == {"learner", "opponent_0", "opponent_1"}
+        assert_same(local.get_weights(["opponent_1"])["opponent_1"], copy)
+        trainer.remove_policy("opponent_1")
+        assert trainer.get_weights().keys() == {"learner", "opponent_0"}
+        trainer.train()
+        with pytest.raises(UnknownPolicyError):
+            trainer.compute_action(np.zeros(2), policy_id="opponent_1")
+
+
+@WAYS
+def test_a_checkpoint_has_the_opponents_that_joined_and_a_resumed_run_continues_with_them(
+    tmp_path: Path, num_workers: int
+) -> None:
+    with aiorl.PPOConfig(**settings(tmp_path, num_workers=num_workers)).build() as trainer:
+        trainer.train()
+        trainer.add_policy("opponent_1", like="learner")
+        trainer.train()
+        trainer.add_policy("opponent_2", like="opponent_1")
+        trainer.remove_policy("opponent_0")
+        weights = trainer.get_weights()
+        path = trainer.save()
+    meta = find_checkpoint(path).meta
+    assert meta["added_policies"] == ["opponent_1", "opponent_2"]
+    assert meta["removed_policies"] == ["opponent_0"]
+    for policy_id in ("opponent_1", "opponent_2"):
+        policy = aiorl.load_policy(path, policy_id)
+        assert policy.compute_single_action(np.zeros(2)) in range(3)
+    pytest.importorskip("prometheus_client")
+    from aiorl.serving.models import Models
+
+    assert Models((path,)).keys() == {"learner", "opponent_1", "opponent_2"}
+    played = evaluate(path, episodes=2, seed=1)
+    assert played.policy_returns.keys() == {"learner", "opponent_2"}
+    with aiorl.Trainer.restore(path, env=Duel) as restored:
+        for policy_id, arrays in restored.get_weights().items():
+            assert_same(arrays, weights[policy_id])
+        assert restored.get_weights().keys() == weights.keys()
+        filters = restored.workers.local_worker().filters
+        # it stands where the learner's stood when the first copy was made
+        assert filters["opponent_2"].state()["n"] == filters["opponent_1"].state()["n"] > 0
+        assert filters["learner"].state()["n"] > filters["opponent_1"].state()["n"]
+        restored.train()
+        restored.add_policy("opponent_3", like="learner")
+        restored.train()
+        second = restored.save()
+        assert find_checkpoint(second).meta["added_policies"] == [
+            "opponent_1",
+            "opponent_2",
+            "opponent_3",
+        ]
+        restored.restore(path)  # in place, to a checkpoint without the last one
+        assert restored.get_weights().keys() == weights.keys()
+
+
+@WAYS
+def test_callbacks_of_a_whole_run_let_policies_join_and_leave(
+    tmp_path: Path, num_workers: int
+) -> None:
+    result = aiorl.train(
+        **settings(tmp_path, num_workers=num_workers, stop_timesteps=640),
+        algo="ppo",
+        callbacks=League,
+    )
+    last = result["training_iteration"]
+    assert last > 2
+    stored = find_checkpoint(result["checkpoint"])
+    policy_ids = {name.split("/")[1] for name in stored.tensors if name.startswith("algorithm/")}
+    assert policy_ids == {"learner", "opponent_0", f"opponent_{last}", f"opponent_{last - 1}"}
+
+
+def test_policies_that_would_not_work_are_refused_by_name(tmp_path: Path) -> None:
+    with aiorl.PPOConfig(**settings(tmp_path)).build() as trainer:
+        weights = trainer.get_weights(["learner"])["learner"]
+        trainer.add_policy("opponent_1", like="learner", weights=weights)
+        for policy_id in ("learner", "opponent_1"):
+            with pytest.raises(ConfigError) as caught:
+                trainer.add_policy(policy_id, like="learner")
+            assert caught.value.value == policy_id
+        for policy_id in ("", "a/b", "x" * 101):
+            with pytest.raises(ConfigError) as caught:
+                trainer.add_policy(policy_id, like="learner")
+            assert caught.value.key == "multiagent.policies"
+        with pytest.raises(UnknownPolicyError) as unknown:
+            trainer.add_policy("opponent_2", like="lerner")
+        assert unknown.value.policy_id == "lerner"
+        name, array = next(iter(weights.items()))
+        for wrong in (
+            {name: array},
+            {**weights, name: array[..., :1]},
+            {**weights, name: array * np.nan},
+        ):
+            with pytest.raises(ConfigError) as caught:
+                trainer.add_policy("opponent_2", like="learner", weights=wrong)
+            assert "opponent_2" in str(caught.value)
+        with pytest.raises(ConfigError) as caught:
+            trainer.remove_policy("learner")
+        assert caught.value.value == "learner"
+        with pytest.raises(UnknownPolicyError):
+            trainer.remove_policy("opponent_2")
+        trainer.remove_policy("opponent_1")
+        with pytest.raises(ConfigError) as caught:
+            trainer.add_policy("opponent_1", like="learner")
+        assert caught.value.value == "opponent_1"
+        assert trainer.get_weights().keys() == {"learner", "opponent_0"}
+
+
+def always(agent_id: Any) -> str:
+    """Map each agent to a policy of its own."""
+    return "learner" if agent_id == "left" else "opponent_0"
+
+
+@pytest.mark.parametrize(
+    "mapping", [always, {"left": "learner", "right": "opponent_0"}], ids=["function", "table"]
+)
+def test_a_policy_that_agents_are_mapped_to_can_not_leave(tmp_path: Path, mapping: Any) -> None:
+    agents = {**settings(tmp_path)["multiagent"], "policy_mapping_fn": mapping}
+
+    class Named(Duel):
+        observation_spaces = dict.fromkeys(("left", "right"), Duel.observation_space)
+        action_spaces = dict.fromkeys(("left", "right"), Duel.action_space)
+
+    with aiorl.PPOConfig(**settings(tmp_path, env=Named, multiagent=agents)).build() as trainer:
+        with pytest.raises(ConfigError) as caught:
+            trainer.remove_policy("opponent_0")
+        assert caught.value.value == "opponent_0"
+        if isinstance(mapping, dict):
+            with pytest.raises(ConfigError) as caught:
+                trainer.add_policy("opponent_1", like="learner")
+            assert caught.value.key == "multiagent.policy_mapping_fn"
+
+
+def test_a_run_of_one_policy_has_no_place_for_another(tmp_path: Path) -> None:
+    single = {**SMALL, "env": "CartPole-v1", "run_dir": str(tmp_path / "run")}
+    with aiorl.PPOConfig(**single).build() as trainer:
+        with pytest.raises(ConfigError) as caught:
+            trainer.add_policy("opponent", like="default_policy")
+        assert caught.value.key == "multiagent.policy_mapping_fn"
