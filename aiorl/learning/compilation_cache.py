@@ -5,11 +5,9 @@ TensorFlow writes and reads the files, in the folder that ``TF_XLA_FLAGS`` names
 code. So only files stay that are unchanged since a run compiled and used them::
 
     ~/.cache/aiorl/xla/                              only this user's
-        tf2.21.0-x86_64-1f0c9a7b2d3e4f50/            one for each TensorFlow, processor and number
-        of threads
-            xla_compile_cache__*.pb                  TensorFlow's, written under another name and
-            renamed sums.json                                name -> SHA-256 of the files that a run
-            has used
+        tf2.21.0-x86_64-1f0c9a7b2d3e4f50/            one for each TensorFlow, processor, threads
+            xla_compile_cache__*.pb                  TensorFlow's, written elsewhere and renamed
+            sums.json                                name -> SHA-256 of files that a run has used
 
 An update that can't be written or read there is compiled as a plain graph (`CompiledFunction`).
 """
@@ -98,35 +96,45 @@ def _kind_of_code(threads: int) -> str:
     version = next(filter(None, map(installed_version, packages)), "")
     if not version:
         raise OSError("TensorFlow's version is unknown")
-    processor = platform.processor()
-    with contextlib.suppress(OSError):
-        first, _, _ = (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")
-        )
-        wanted = ("vendor_id", "model name", "flags", "Features", "CPU implementer", "CPU part")
-        processor = "\n".join(line for line in first.splitlines() if line.startswith(wanted))
-    cores = usable_cores()
-    flags = [
-        os.environ.get(name, "") for name in ("XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS")
+    facts = [
+        version,
+        platform.platform(),
+        _processor(),
+        str(usable_cores()),
+        str(threads),
+        os.environ.get("XLA_FLAGS", ""),
+        os.environ.get("TF_XLA_FLAGS", ""),
+        os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),
     ]
-    facts = "\n".join([version, platform.platform(), processor, str(cores), str(threads), *flags])
-    return f"tf{version}-{platform.machine()}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return f"tf{version}-{platform.machine()}-{digest[:16]}"
+
+
+def _processor() -> str:
+    """Return the model and the features of the first processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor()
+    fields = ("vendor_id", "model name", "flags", "Features", "CPU implementer", "CPU part")
+    first, _, _ = text.partition("\n\n")
+    return "\n".join(line for line in first.splitlines() if line.startswith(fields))
 
 
 def _check_private(folder: Path) -> None:
     """Raise OSError unless only this user can write or replace a directory and its parent."""
-    me = os.geteuid()
     for place in (folder, folder.parent):
-        found = place.lstat()
-        if not stat.S_ISDIR(found.st_mode):
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode):
             raise OSError(f"{place} is not a directory")
-        if fault := whose_else(found):
+        fault = whose_else(status)
+        if fault:
             raise OSError(f"{place} {fault}: make it yours with mode 0700")
     for place in folder.parent.parents:
-        found = place.lstat()
-        if found.st_uid not in (0, me):
-            raise OSError(f"its enclosing directory {place} belongs to user {found.st_uid}")
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        status = place.lstat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise OSError(f"its enclosing directory {place} belongs to user {status.st_uid}")
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             raise OSError(f"its enclosing directory {place} is writable by everyone")
 
 
@@ -138,16 +146,18 @@ def _verified(folder: Path) -> dict[str, str]:
     """Return the checksums of files that are unchanged since a run used them; remove other and
     temporary files.
     """
-    known = {}
-    sums = {}
+    recorded = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
-        known = dict(json.loads(read_regular(folder / _SUMS, max_bytes=1 << 20)))
+        recorded = dict(json.loads(read_regular(folder / _SUMS, max_bytes=1 << 20)))
+    sums = {}
     for path in folder.glob(_FILES):
         with contextlib.suppress(OSError):
             if path.suffix != ".pb" and time.time() - path.lstat().st_mtime < _LEFT_S:
                 continue
-            if path.suffix == ".pb" and path.name in known and known[path.name] == _sum_of(path):
-                sums[path.name] = known[path.name]
+            # only recorded files are worth reading
+            is_recorded = path.suffix == ".pb" and path.name in recorded
+            if is_recorded and recorded[path.name] == _sum_of(path):
+                sums[path.name] = recorded[path.name]
                 continue
         path.unlink(missing_ok=True)
     return sums
@@ -157,13 +167,13 @@ def _remove_beyond_bounds(root: Path) -> None:
     """Remove the oldest files of all kinds of machine code until their number and size are within
     bounds.
     """
-    found = []
+    files = []
     for path in root.glob(f"*/{_FILES}.pb"):
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
-            found.append((status.st_mtime, status.st_size, path))
+            files.append((status.st_mtime, status.st_size, path))
     total = 0
-    for number, (_, size, path) in enumerate(sorted(found, reverse=True)):
+    for number, (_, size, path) in enumerate(sorted(files, reverse=True)):
         total += size
         if number >= _MAX_FILES or total > _MAX_BYTES:
             path.unlink(missing_ok=True)

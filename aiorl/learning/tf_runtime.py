@@ -51,21 +51,24 @@ def _keep_compilations(runtime: RuntimePart) -> None:
     """
     global _cache
     flags = os.environ.get("TF_XLA_FLAGS", "").strip()
-    setting = runtime.compilation_cache
-    if _CACHE_FLAG in flags or (
-        flags and not flags.startswith("-")
-    ):  # otherwise it is the name of a file
+    if _CACHE_FLAG in flags:
         return
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    root = os.path.expanduser(os.path.join(base, "aiorl", "xla") if setting == "auto" else setting)
+    if flags and not flags.startswith("-"):  # the name of a file with flags
+        return
+    is_auto = runtime.compilation_cache == "auto"
+    root = runtime.compilation_cache
+    level = logging.WARNING
+    if is_auto:
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "aiorl", "xla")
+        level = logging.INFO
+    root = os.path.expanduser(root)
     try:
-        if not os.path.isabs(root) and setting == "auto":
+        if is_auto and not os.path.isabs(root):
             raise OSError("there is no home directory")
         if not root.isprintable() or set(root) & set(" '\"\\"):
             raise OSError("its name has blanks or quotes, which TF_XLA_FLAGS can't contain")
         _cache = CompilationCache.open(Path(root), num_threads(runtime))
     except OSError as error:
-        level = logging.INFO if setting == "auto" else logging.WARNING
         logger.log(level, "XLA's compiled code is not kept in %s for later runs: %s", root, error)
         return
     os.environ["TF_XLA_FLAGS"] = (
@@ -78,9 +81,9 @@ def num_threads(runtime: RuntimePart) -> int:
     available cores.
     """
     cores = usable_cores()
-    threads = runtime.threads or int(
-        runtime.session_args.get("intra_op_parallelism_threads", cores)
-    )
+    threads = runtime.threads
+    if not threads:
+        threads = int(runtime.session_args.get("intra_op_parallelism_threads", cores))
     return max(1, min(threads, cores))
 
 
@@ -98,16 +101,15 @@ def begin_loading() -> None:
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None or not sys.platform.startswith("linux"):
         return
-    libraries = [
-        Path(spec.origin).parent / f"libtensorflow_{name}.so.2" for name in ("framework", "cc")
-    ]
+    folder = Path(spec.origin).parent
     load = ctypes.CDLL(None).dlopen
     load.argtypes = [ctypes.c_char_p, ctypes.c_int]
     load.restype = ctypes.c_void_p
 
     def load_all() -> None:
         with _without_greetings:
-            for library in libraries:
+            for name in ("framework", "cc"):
+                library = folder / f"libtensorflow_{name}.so.2"
                 load(os.fsencode(library), os.RTLD_NOW)  # the import reports any failure
 
     threading.Thread(target=load_all, name="tensorflow", daemon=True).start()
@@ -133,21 +135,18 @@ def configure_tensorflow(runtime: RuntimePart) -> None:
 
     # One inter-op thread can hang on nested functions (tensorflow#38969)
     options = runtime.session_args
+    threads = num_threads(runtime)
     inter = int(options.get("inter_op_parallelism_threads", 2))
+    num_cpus = int(options.get("device_count", {}).get("CPU", 1))
+    may_grow = bool(options.get("gpu_options", {}).get("allow_growth", True))
     _check_gpus(tf, runtime.num_gpus)
     tf.config.set_soft_device_placement(bool(options.get("allow_soft_placement", True)))
     tf.debugging.set_log_device_placement(bool(options.get("log_device_placement", False)))
     try:
-        tf.config.threading.set_intra_op_parallelism_threads(num_threads(runtime))
-        tf.config.threading.set_inter_op_parallelism_threads(
-            max(2, min(inter, num_threads(runtime)))
-        )
-        _split_cpu(tf, int(options.get("device_count", {}).get("CPU", 1)))
-        _use_gpus(
-            tf,
-            runtime.num_gpus,
-            may_grow=bool(options.get("gpu_options", {}).get("allow_growth", True)),
-        )
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, min(inter, threads)))
+        _split_cpu(tf, num_cpus)
+        _use_gpus(tf, runtime.num_gpus, may_grow=may_grow)
     except RuntimeError:
         logger.info(
             "TensorFlow is already in use in this process and keeps its threads and devices"
@@ -165,29 +164,27 @@ def _split_cpu(tf: Any, count: int) -> None:
         )
 
 
-def _check_gpus(tf: Any, wanted: float) -> None:
+def _check_gpus(tf: Any, num_gpus: float) -> None:
     """Raise ConfigError if TensorFlow sees too few GPUs."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if wanted > len(gpus):
+    num_visible = len(tf.config.list_physical_devices("GPU"))
+    if num_gpus > num_visible:
         raise ConfigError(
-            f"num_gpus is {wanted:g}, but TensorFlow sees"
-            f" {f'only {len(gpus)}' if gpus else 'no GPU'}.",
+            f"num_gpus is {num_gpus:g}, but the number of GPUs that TensorFlow sees is"
+            f" {num_visible}.",
             key="num_gpus",
-            value=wanted,
+            value=num_gpus,
             hint="Install aiorl[learner-gpu] on a host with CUDA, or set num_gpus: 0.",
         )
 
 
-def _use_gpus(tf: Any, wanted: float, *, may_grow: bool) -> None:
-    """Make the wanted number of GPUs visible to TensorFlow, or a share of the memory of the
-    first.
-    """
+def _use_gpus(tf: Any, num_gpus: float, *, may_grow: bool) -> None:
+    """Make `num_gpus` GPUs visible to TensorFlow, or such a share of the memory of the first."""
     gpus = tf.config.list_physical_devices("GPU")
-    used = gpus[: math.ceil(wanted)]
+    used = gpus[: math.ceil(num_gpus)]
     if gpus:
         tf.config.set_visible_devices(used, "GPU")
-    if 0 < wanted < 1:
-        limit = tf.config.LogicalDeviceConfiguration(memory_limit=wanted * _gpu_memory_mib())
+    if 0 < num_gpus < 1:
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=num_gpus * _gpu_memory_mib())
         tf.config.set_logical_device_configuration(used[0], [limit])
         return
     for gpu in used:
@@ -198,8 +195,8 @@ def _gpu_memory_mib() -> float:
     """Return the memory of this host's smallest GPU, which TensorFlow doesn't report."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return min(float(line) for line in done.stdout.splitlines())
+        report = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return min(float(line) for line in report.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(
             f"num_gpus is a fraction, but nvidia-smi doesn't report the GPU's memory: {error}.",
@@ -231,14 +228,14 @@ class _Greetings:
                 program.fopen.restype = ctypes.c_void_p
                 self._nowhere = program.fopen(b"/dev/null", b"w")
             self._stream = ctypes.c_void_p.in_dll(program, "stderr")
-            self._own = self._stream.value
-            self._stream.value = self._nowhere or self._own
+            self._stderr = self._stream.value
+            self._stream.value = self._nowhere or self._stderr
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._num_users -= 1
             if self._num_users == 0 and sys.platform.startswith("linux"):
-                self._stream.value = self._own
+                self._stream.value = self._stderr
 
 
 _without_greetings = _Greetings()
