@@ -114,6 +114,8 @@ Columns = Mapping[str, Array]
 """Columns, or other arrays of a fragment or batch, by name."""
 Bools = NDArray[np.bool_]
 """Flags of any shape."""
+I32 = NDArray[np.int32]
+"""Whole numbers of any shape, for TensorFlow."""
 F32 = NDArray[np.float32]
 """Numbers of any shape for networks."""
 F64 = NDArray[np.float64]

@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
 
 Weigh = Callable[[Tensors, "tf.Tensor", Tensors], tuple["tf.Tensor", Tensors]]
-"""(columns, values, knobs) of a minibatch -> (weight of each row, metrics)."""
+"""(columns [R, ...], values [R], knobs) of a minibatch -> (weight [R] of each row, metrics)."""
 
 
 def schedules(config: ActorCriticKeys) -> dict[str, Schedule]:
     """Return the knobs "lr", "entropy_coeff" and "vf_loss_coeff" of a `config`."""
-    entropy = config.entropy_coeff_schedule
     return {
         "lr": Schedule.of(config.lr, config.lr_schedule, key="lr_schedule"),
         # for custom losses that read it as a knob
         "vf_loss_coeff": Schedule(config.vf_loss_coeff),
-        "entropy_coeff": Schedule.of(config.entropy_coeff, entropy, key="entropy_coeff_schedule"),
+        "entropy_coeff": Schedule.of(
+            config.entropy_coeff,
+            config.entropy_coeff_schedule,
+            key="entropy_coeff_schedule",
+        ),
     }
 
 
@@ -67,10 +70,16 @@ def update_by_loss(
 
 
 def likelihood_loss(
-    config: ActorCriticKeys, model: ActorCritic, weigh: Weigh, *, targets: str = ""
+    config: ActorCriticKeys,
+    model: ActorCritic,
+    weigh: Weigh,
+    *,
+    targets: str = "",
 ) -> Loss:
     """Return a loss that raises the weighted likelihood of the actions and, with `targets`, fits
-    the values.
+    the values. With equal weights it imitates::
+
+        likelihood_loss(config, model, lambda columns, values, knobs: (tf.ones_like(values), {}))
 
     Args:
         config: config of the algorithm.
@@ -84,7 +93,8 @@ def likelihood_loss(
         dist_inputs, values, columns = rows_forward(model, minibatch)
         valid = columns[c.VALID]
         weights, metrics = weigh(columns, values, knobs)
-        logp = tf.where(valid > 0, distribution.logp(dist_inputs, columns[c.ACTIONS]), 0.0)
+        logp = distribution.logp(dist_inputs, columns[c.ACTIONS])
+        logp = tf.where(valid > 0, logp, 0.0)
         policy_loss = -masked_mean(weights * logp, valid)
         entropies = distribution.entropy(dist_inputs)
         if not targets:
@@ -151,13 +161,10 @@ def sequence_forward(
     """
     resets = state_resets(columns[c.TERMINATEDS], columns[c.TRUNCATEDS], columns[c.VALID])
     states = [columns[c.state_in(index)] for index in range(len(model.state_shapes))]
-    previous = (
-        (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS]) if model.uses_previous_step else ()
-    )
-    dist_inputs, values = model.forward_sequence(
-        columns[c.OBS], states, resets, *previous, weights=weights
-    )
-    return dist_inputs, values
+    previous: tuple[tf.Tensor, ...] = ()
+    if model.uses_previous_step:
+        previous = (columns[c.PREV_ACTIONS], columns[c.PREV_REWARDS])
+    return model.forward_sequence(columns[c.OBS], states, resets, *previous, weights=weights)
 
 
 def sequence_forward_with_last(
@@ -176,13 +183,13 @@ def sequence_forward_with_last(
     """
     obs = tf.concat([columns[c.OBS], columns[c.LAST_OBS][None]], axis=0)
     if model.is_recurrent:
-        longer = {
-            name: _with_zero_row(columns[name]) for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID)
-        }
+        longer = {**columns, c.OBS: obs}
+        for name in (c.TERMINATEDS, c.TRUNCATEDS, c.VALID):
+            longer[name] = _with_zero_row(columns[name])
         if model.uses_previous_step:
             for name, source in ((c.PREV_ACTIONS, c.ACTIONS), (c.PREV_REWARDS, c.REWARDS)):
                 longer[name] = _with_those_before(columns[name], columns[source], longer[c.VALID])
-        dist_inputs, values = sequence_forward(model, {**columns, **longer, c.OBS: obs}, weights)
+        dist_inputs, values = sequence_forward(model, longer, weights)
     else:
         flat_inputs, flat_values = model.forward(flattened(obs), weights=weights)
         values = tf.reshape(flat_values, obs.shape[:2])

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.exploration import Schedule
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
 from aiorl.config.shared_keys import SDEKeys
-from aiorl.data.columns import DEFAULT_POLICY_ID, Piece
+from aiorl.data.columns import DEFAULT_POLICY_ID, I32, Array, Columns, Piece
 from aiorl.data.fragment import SamplePlan
-from aiorl.data.obs_layout import ObsLayout
+from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import CheckpointError, ConfigError, InternalError
 from aiorl.learning.steps import Loop, TargetNetwork
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
     from aiorl.learning.replay.ring import Snapshot
 
-Array = NDArray[Any]
 Batch = dict[str, Array]
 """Data that `Feed.make_batch` prepares for an update: a train batch, arrays by name; or counts of
 the rows stored."""
@@ -110,7 +108,7 @@ class Observations:
         layout: layout of an observation in the array.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     layout: ObsLayout
 
@@ -120,16 +118,16 @@ class Round:
     """Minibatches of one call of the compiled update.
 
     Attributes:
-        columns: arrays by name; for an update of several policies, by policy id and name.
-        order: int32 [K, M], rows of each minibatch; None if the arrays are stacks of minibatches
-            [K, M, ...].
+        columns: arrays by name: [R, ...] of rows, from which `order` picks, or stacks [K, M, ...]
+            of minibatches; for an update of several policies, by policy id and name.
+        order: int32 [K, M], rows of each minibatch; None if the arrays are stacks of minibatches.
         num_steps: minibatches to make, at most K.
         knobs: knobs of this call, in addition to those of the update.
-        ids: numbers of the rows that were drawn, [K, M]; empty if none were drawn.
+        ids: int64 [K, M], numbers of the rows that were drawn; empty if none were drawn.
     """
 
     columns: Mapping[str, Any]
-    order: NDArray[np.int32] | None
+    order: I32 | None
     num_steps: int
     knobs: Mapping[str, float] = field(default_factory=dict)
     ids: Array = field(default_factory=lambda: np.empty((0, 0), np.int64))
@@ -138,7 +136,9 @@ class Round:
 class Feed(ABC):
     """Takes the fragments of one policy and makes minibatches of them, in the learner's process.
 
-    One thread calls all methods, `check_fragment` and `hurry` excepted.
+    For each update, the learner calls `make_batch`, runs the compiled update on each of `rounds`,
+    passes what it wrote to `take_back`, and calls `report` at the end. One thread calls all
+    methods, `check_fragment` and `hurry` excepted.
 
     Attributes:
         merged_filter: merged filter of the policy's observations, for observations that arrive
@@ -155,7 +155,7 @@ class Feed(ABC):
         """Return the loop of an update as it must be to read the arrays of `rounds`."""
 
     @abstractmethod
-    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+    def check_fragment(self, fragment: Columns) -> None:
         """Check that `make_batch` can use a `fragment`, before it is queued. Can be called in any
         thread.
 
@@ -167,7 +167,7 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+    def make_batch(self, fragments: Sequence[Columns]) -> Batch:
         """Take fragments in the given order: lay them out as one train batch, or add them to the
         replay.
 
@@ -196,27 +196,27 @@ class Feed(ABC):
         """Return a round of the usual shape, without minibatches to make; changes nothing."""
 
     @abstractmethod
-    def first_not_finite(self, made: Round) -> str:
-        """Return the first column of a round, `made`, with a non-finite number; "" if all are
+    def first_not_finite(self, minibatches: Round) -> str:
+        """Return the first column of these `minibatches` with a non-finite number; "" if all are
         finite.
         """
 
-    def take_back(self, made: Round, written: Mapping[str, Array]) -> None:
-        """Take the columns that a round's call wrote for its rows; not called if it was skipped.
+    def take_back(self, minibatches: Round, written: Columns) -> None:
+        """Take the columns that a call wrote for its rows; not called if it was skipped.
 
         Args:
-            made: the round.
+            minibatches: round of the call.
             written: [K, M, ...] by name.
         """
         return
 
-    def report(self, made: Sequence[tuple[Round, dict[str, float]]]) -> dict[str, float]:
+    def report(self, results: Sequence[tuple[Round, dict[str, float]]]) -> dict[str, float]:
         """Return the metrics of an update.
 
         Args:
-            made: rounds that were not skipped, with their metrics.
+            results: rounds that were not skipped, with their metrics.
         """
-        return {name: value for _, metrics in made for name, value in metrics.items()}
+        return {name: value for _, metrics in results for name, value in metrics.items()}
 
     def hurry(self) -> None:
         """End `rounds` early, in a state from which training can continue. Can be called in any
@@ -313,7 +313,24 @@ class Experience(Protocol):
 class Adaptation:
     """Change after an update, for example of knobs, by the metrics of the update.
 
-    This class does nothing; algorithms override some of its methods.
+    This class does nothing; algorithms override some of its methods. With this one, a loss reads
+    ``knobs["penalty"]``::
+
+        class Penalty(Adaptation):
+            value = 1.0
+
+            def knobs(self):
+                return {"penalty": self.value}
+
+            def after_update(self, metrics, updates):
+                if metrics["kl"] > 0.02:
+                    self.value *= 2
+
+            def state(self):
+                return {"penalty": self.value}
+
+            def set_state(self, values):
+                self.value = float(values["penalty"])
     """
 
     def knobs(self) -> Mapping[str, float]:
@@ -324,7 +341,7 @@ class Adaptation:
         """Adapt to an update that was not skipped.
 
         Args:
-            metrics: metrics of the update; others can be added.
+            metrics: means over the minibatches of the update; others can be added.
             updates: number of updates so far that were not skipped.
         """
 
@@ -342,7 +359,9 @@ class Adaptation:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """Update of an algorithm's networks.
+    """Update of an algorithm's networks::
+
+        Update(loop=epochs(10, minibatches(256, step)), knobs=schedules(config))
 
     Attributes:
         loop: steps and minibatches, compiled as one function.
@@ -425,7 +444,16 @@ class Algorithm(ABC, Generic[ConfigT]):
     """An algorithm: experience x update x acting.
 
     It is never instantiated. All of it is static methods of the config, so that one algorithm can
-    take parts of another: ``experience = DQN.experience``.
+    take parts of another::
+
+        class Munchausen(Algorithm):
+            config_class = MunchausenConfig
+            experience = DQN.experience
+            build_model = DQN.build_model
+            acting_settings = DQN.acting_settings
+
+            @staticmethod
+            def update(config, networks): ...
 
     Attributes:
         config_class: class of the algorithm's config.

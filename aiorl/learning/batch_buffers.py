@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import ColumnSpec
+from aiorl.data.columns import Array, Columns, ColumnSpec
 from aiorl.data.fragment import check_fragment, new_obs, refuse_others
 from aiorl.errors import BatchError
+from aiorl.learning.algorithm import Batch
 from aiorl.learning.compiled import shareable_zeros
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.rows import by_time
 
 PACKED = "packed"
 """Name of the array that holds all small columns."""
-
-Array = NDArray[Any]
 
 
 class Layout:
@@ -66,20 +64,26 @@ class Layout:
         specs = []
         for name, column in columns.items():
             leading = 1 if c.is_of_sequences(name) else num_leading
-            specs.append(ColumnSpec(name, tuple(column.shape[leading:]), column.dtype.name))
+            shape = tuple(column.shape[leading:])
+            specs.append(ColumnSpec(name, shape, column.dtype.name))
         return cls(specs)
 
     def pack(self, columns: Tensors) -> Tensors:
         """Return the arrays of a batch with these columns."""
         parts = []
+        batch: Tensors = {spec.name: columns[spec.name] for spec in self.of_sequences}
         for spec in self.columns:
-            if spec.is_packed:
-                column = columns[spec.name] if spec.shape else columns[spec.name][..., None]
-                is_whole = spec.dtype == "int32"
-                parts.append(tf.bitcast(column, tf.float32) if is_whole else column)
-        apart = [spec.name for spec in self.columns if not spec.is_packed]
-        names = [*apart, *(spec.name for spec in self.of_sequences)]
-        return {PACKED: tf.concat(parts, axis=-1), **{name: columns[name] for name in names}}
+            column = columns[spec.name]
+            if not spec.is_packed:
+                batch[spec.name] = column
+                continue
+            if not spec.shape:
+                column = column[..., None]
+            if spec.dtype == "int32":
+                column = tf.bitcast(column, tf.float32)
+            parts.append(column)
+        batch[PACKED] = tf.concat(parts, axis=-1)
+        return batch
 
     def unpack(self, batch: Tensors, *, time_major: bool = False) -> Tensors:
         """Return the columns by name, each with its own shape and dtype.
@@ -89,17 +93,24 @@ class Layout:
             time_major: True to turn columns of steps from [M, T, ...] into [T, M, ...]; columns of
                 sequences stay [M, ...].
         """
-        packed = by_time(batch[PACKED]) if time_major else batch[PACKED]
         columns: Tensors = {spec.name: batch[spec.name] for spec in self.of_sequences}
+        arrays = {name: array for name, array in batch.items() if name not in columns}
+        if time_major:
+            arrays = {name: by_time(array) for name, array in arrays.items()}
         for spec in self.columns:
             if not spec.is_packed:
-                array = batch[spec.name]
-                columns[spec.name] = by_time(array) if time_major else array
+                columns[spec.name] = arrays[spec.name]
                 continue
-            place = self.slices[spec.name]
-            column = packed[..., place] if spec.shape else packed[..., place.start]
-            columns[spec.name] = tf.bitcast(column, tf.int32) if spec.dtype == "int32" else column
+            column = arrays[PACKED][..., self._place(spec)]
+            if spec.dtype == "int32":
+                column = tf.bitcast(column, tf.int32)
+            columns[spec.name] = column
         return columns
+
+    def _place(self, spec: ColumnSpec) -> slice | int:
+        """Return the place of a column in the last dimension of the packed array."""
+        place = self.slices[spec.name]
+        return place if spec.shape else place.start
 
 
 class BatchBuffers(Layout):
@@ -112,9 +123,9 @@ class BatchBuffers(Layout):
     def __init__(self, columns: Iterable[ColumnSpec]) -> None:
         """See `Layout`; two sets of buffers alternate."""
         super().__init__(columns)
-        self._sets: Iterator[dict[str, Array]] = itertools.cycle([{}, {}])
+        self._sets: Iterator[Batch] = itertools.cycle([{}, {}])
 
-    def rows(self, fragments: Sequence[Mapping[str, Array]], num_rows: int) -> dict[str, Array]:
+    def rows(self, fragments: Sequence[Columns], num_rows: int) -> Batch:
         """Return the rows of checked fragments one after the other, padded to `num_rows`.
 
         Returns:
@@ -129,16 +140,19 @@ class BatchBuffers(Layout):
                 source = self.source(fragment, column.name).reshape(target.shape)
                 if target.ndim == 2 and source.dtype == target.dtype and source.flags.c_contiguous:
                     # rows as wholes are copied several times faster
-                    source, target = (
-                        part.view(f"V{column.width * part.itemsize}") for part in (source, target)
-                    )
+                    whole_row = f"V{column.width * target.itemsize}"
+                    source = source.view(whole_row)
+                    target = target.view(whole_row)
                 target[...] = source
             filled = end
         return _cleared(batch, filled)
 
     def sequences(
-        self, fragments: Sequence[Mapping[str, Array]], num_sequences: int, length: int
-    ) -> dict[str, Array]:
+        self,
+        fragments: Sequence[Columns],
+        num_sequences: int,
+        length: int,
+    ) -> Batch:
         """Return the environments of checked fragments as `num_sequences` sequences of `length`
         steps.
 
@@ -159,13 +173,12 @@ class BatchBuffers(Layout):
             for extra in self.of_sequences:
                 batch[extra.name][filled:end] = fragment[extra.name]
             if c.LAST_OBS in batch:
-                self._place_last_obs(
-                    batch, filled, _valid_lengths(fragment.get(c.VALID), steps, num_envs), length
-                )
+                lengths = _valid_lengths(fragment.get(c.VALID), steps, num_envs)
+                self._place_last_obs(batch, filled, lengths, length)
             filled = end
         return _cleared(batch, filled)
 
-    def check(self, fragment: Mapping[str, Array], steps: int | None = None) -> None:
+    def check(self, fragment: Columns, steps: int | None = None) -> None:
         """Check that a fragment can be laid out. Safe in any thread.
 
         Args:
@@ -183,63 +196,70 @@ class BatchBuffers(Layout):
                 self.columns[0].name, f"[{steps}, N, ...]", f"[{shape[0]}, {shape[1]}, ...]"
             )
 
-    def zeros(self, *leading: int) -> dict[str, Array]:
+    def zeros(self, *leading: int) -> Batch:
         """Return a batch with `leading` dimensions in which no row is valid, in new arrays."""
-        apart = {
-            spec.name: ((*leading, *spec.shape), spec.dtype)
-            for spec in self.columns
-            if not spec.is_packed
-        }
-        of_sequences = {
-            spec.name: ((leading[0], *spec.shape), spec.dtype) for spec in self.of_sequences
-        }
-        packed = {PACKED: ((*leading, self.packed_width), "float32")}
-        return {
-            name: shareable_zeros(*kind) for name, kind in (packed | apart | of_sequences).items()
-        }
+        batch = {PACKED: shareable_zeros((*leading, self.packed_width), "float32")}
+        for spec in self.columns:
+            if not spec.is_packed:
+                batch[spec.name] = shareable_zeros((*leading, *spec.shape), spec.dtype)
+        for spec in self.of_sequences:
+            batch[spec.name] = shareable_zeros((leading[0], *spec.shape), spec.dtype)
+        return batch
 
-    def column(self, batch: Mapping[str, Array], name: str) -> Array:
+    def column(self, batch: Columns, name: str) -> Array:
         """Return a column of a batch by name, as a view."""
-        spec = next((spec for spec in self.columns if spec.name == name), None)
-        return batch[name] if spec is None else self._target(batch, spec)
+        for spec in self.columns:
+            if spec.name == name:
+                return self._target(batch, spec)
+        return batch[name]
 
-    def first_not_finite(self, batch: Mapping[str, Array]) -> str:
+    def first_not_finite(self, batch: Columns) -> str:
         """Return the first column that holds a NaN or an infinity; "" if there is none."""
         names = [column.name for column in (*self.columns, *self.of_sequences)]
         return first_not_finite({name: self.column(batch, name) for name in names})
 
     def _place_last_obs(
-        self, batch: Mapping[str, Array], first: int, steps: NDArray[np.intp], length: int
+        self,
+        batch: Columns,
+        first: int,
+        steps: NDArray[np.intp],
+        length: int,
     ) -> None:
         """Put the observation that follows a short sequence into the next row, where a longer
         sequence has it.
+
+        Args:
+            batch: batch in which the sequences are.
+            first: number of the first sequence in it.
+            steps: [S], steps of each sequence.
+            length: steps of the longest sequence that fits.
         """
         (short,) = np.nonzero(steps < length)
         if len(short):
             target = self.column(batch, c.OBS)
-            target[first + short, steps[short]] = batch[c.LAST_OBS][first + short].reshape(
-                -1, *target.shape[2:]
-            )
+            last_obs = batch[c.LAST_OBS][first + short]
+            target[first + short, steps[short]] = last_obs.reshape(-1, *target.shape[2:])
 
-    def _buffers(self, leading: tuple[int, ...]) -> dict[str, Array]:
+    def _buffers(self, leading: tuple[int, ...]) -> Batch:
         batch = next(self._sets)
         if not batch or batch[PACKED].shape[:-1] != leading:
             batch.update(self.zeros(*leading))
         return batch
 
-    def _target(self, batch: Mapping[str, Array], column: ColumnSpec) -> Array:
+    def _target(self, batch: Columns, column: ColumnSpec) -> Array:
         if not column.is_packed:
             return batch[column.name]
-        packed = batch[PACKED] if column.dtype == "float32" else batch[PACKED].view(np.int32)
-        place = self.slices[column.name]
-        return packed[..., place] if column.shape else packed[..., place.start]
+        packed = batch[PACKED]
+        if column.dtype == "int32":
+            packed = packed.view(np.int32)
+        return packed[..., self._place(column)]
 
-    def shape_of(self, fragment: Mapping[str, Array]) -> tuple[int, int]:
+    def shape_of(self, fragment: Columns) -> tuple[int, int]:
         """Return T and N of a checked fragment."""
         steps, num_envs = fragment[self.columns[0].name].shape[:2]
         return int(steps), int(num_envs)
 
-    def source(self, fragment: Mapping[str, Array], name: str) -> Array:
+    def source(self, fragment: Columns, name: str) -> Array:
         """Return a column [T, N, ...] of a checked fragment."""
         if name == c.NEW_OBS:
             return new_obs(fragment)
@@ -260,7 +280,7 @@ def num_filled(valid: Array) -> int:
     return int(filled[-1]) + 1 if len(filled) else 0
 
 
-def _cleared(batch: dict[str, Array], filled: int) -> dict[str, Array]:
+def _cleared(batch: Batch, filled: int) -> Batch:
     for array in batch.values():
         array[filled:] = 0
     return batch

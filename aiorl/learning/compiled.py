@@ -16,16 +16,16 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from aiorl.config.schema import CommonConfig
+from aiorl.data.columns import I32, Array
 from aiorl.errors import ConfigError
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.steps import MAX_METRICS, Loop, guarded
 
 _log = logging.getLogger(__name__)
 
-Array = NDArray[Any]
 Mode = Literal["auto", "on", "off", "eager"]
 
 _ALIGN_BYTES = 64
@@ -53,7 +53,12 @@ class CompiledFunction:
     """
 
     def __init__(
-        self, run: Callable[..., Sequence[Any]], variables: Sequence[Any], *, xla: Mode, name: str
+        self,
+        run: Callable[..., Sequence[Any]],
+        variables: Sequence[Any],
+        *,
+        xla: Mode,
+        name: str,
     ) -> None:
         """Store the function; nothing is compiled yet.
 
@@ -67,16 +72,18 @@ class CompiledFunction:
         self._run = run
         self._xla = xla
         self._name = name
-        # kernels of convolutions are [H, W, in, out]
-        has_convolutions = any(len(variable.shape) >= 4 for variable in variables)
         self.mode: Literal["xla", "graph", "eager"] = "xla"
+        self._reason = "as set"
         if xla == "eager":
             self.mode = "eager"
-        elif xla == "off" or (xla == "auto" and has_convolutions):
+        elif xla == "off":
             self.mode = "graph"
-        self._reason = "as set"
-        if xla == "auto":
-            self._reason = "convolutions" if has_convolutions else "dense layers"
+        elif xla == "auto":
+            self._reason = "dense layers"
+            # kernels of convolutions are [H, W, in, out]
+            if any(len(variable.shape) >= 4 for variable in variables):
+                self.mode = "graph"
+                self._reason = "convolutions"
         self._function = self._compiled()
         self._sizes: set[int] = set()
 
@@ -85,7 +92,7 @@ class CompiledFunction:
         """Number of batch shapes compiled so far."""
         return 0 if self.mode == "eager" else int(self._function.experimental_get_tracing_count())
 
-    def __call__(self, size: int, *arguments: Any) -> list[Array]:
+    def __call__(self, size: int, arguments: Sequence[Any]) -> list[Array]:
         """Run the function.
 
         If `auto` picked XLA, the function falls back to a plain graph, with a warning, when XLA
@@ -117,7 +124,8 @@ class CompiledFunction:
         started = time.perf_counter()
         run()
         took_s = time.perf_counter() - started
-        _log.info("%s compiled as %s (%s) in %.1f s", self._name, self.mode, self._reason, took_s)
+        manner = f"{self.mode} ({self._reason})"
+        _log.info("%s compiled as %s in %.1f s", self._name, manner, took_s)
 
     def _results(self, arguments: Sequence[Any]) -> list[Array]:
         return [result.numpy() for result in self._function(*arguments)]
@@ -263,14 +271,14 @@ class CompiledUpdate:
     @property
     def optimizer_variables(self) -> list[Any]:
         """Variables of all optimisers, always in the same order."""
-        return [variable for each in self.optimizers for variable in each.variables]
+        return self._loop.optimizer_variables
 
     @property
     def traces(self) -> int:
         """Number of batch shapes compiled so far."""
         return self._function.traces
 
-    def warm_up(self, columns: Mapping[str, Any], order: NDArray[np.int32] | None) -> None:
+    def warm_up(self, columns: Mapping[str, Any], order: I32 | None) -> None:
         """Compile for `columns` and an `order` of these shapes; changes nothing.
 
         Raises:
@@ -282,7 +290,7 @@ class CompiledUpdate:
     def __call__(
         self,
         columns: Mapping[str, Any],
-        order: NDArray[np.int32] | None,
+        order: I32 | None,
         knobs: Mapping[str, float],
         *,
         max_steps: int,
@@ -301,10 +309,11 @@ class CompiledUpdate:
         """
         tensors, values = self.arguments.tensors(columns, knobs)
         first = next(iter(columns.values()))
-        size = len(next(iter(first.values())) if isinstance(first, Mapping) else first)
+        if isinstance(first, Mapping):  # several policies
+            first = next(iter(first.values()))
         rows = None if order is None else tf.convert_to_tensor(order)
         limit = tf.convert_to_tensor(np.int32(max_steps))
-        figures, *written = self._function(size, tensors, values, rows, limit)
+        figures, *written = self._function(len(first), (tensors, values, rows, limit))
         is_kept, num_steps, last_epoch, *totals = figures.tolist()
         pairs = zip(totals[::2], totals[1::2], strict=True)
         metrics = self._loop.means(pairs, int(num_steps), last_epoch, max_steps)
@@ -312,7 +321,11 @@ class CompiledUpdate:
         return CallResult(metrics, bool(is_kept), dict(zip(names, written, strict=True)))
 
     def _run(
-        self, columns: Tensors, values: tf.Tensor, order: tf.Tensor | None, limit: tf.Tensor
+        self,
+        columns: Tensors,
+        values: tf.Tensor,
+        order: tf.Tensor | None,
+        limit: tf.Tensor,
     ) -> list[tf.Tensor]:
         result = self._guarded(columns, self.arguments.by_name(values), order, limit)
         figures = tf.concat(
@@ -328,29 +341,29 @@ class CompiledUpdate:
 
 
 def keras_optimizer(
-    name: str, options: Mapping[str, Any], **own: Any
+    name: str, options: Mapping[str, Any], **of_keys: Any
 ) -> Any:  # Any: Keras ships no types
     """Return a Keras optimiser.
 
     Args:
         name: name of its class, such as Adam.
         options: further arguments that the user set.
-        **own: arguments for which the algorithm has keys.
+        **of_keys: arguments for which the algorithm has keys.
 
     Raises:
-        ConfigError: an option is also in `own`, or Keras rejects the options.
+        ConfigError: an option is also in `of_keys`, or Keras rejects the options.
     """
     import keras
 
     for option in options:
-        if option in own:
+        if option in of_keys:
             raise ConfigError(
                 f"optimizer.{option} can't be set: the algorithm has its own key for it.",
                 key=f"optimizer.{option}",
                 value=options[option],
             )
     try:
-        return getattr(keras.optimizers, name)(**own, **options)
+        return getattr(keras.optimizers, name)(**of_keys, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"Keras rejects these options for {name}: {error}.",

@@ -13,10 +13,10 @@ from aiorl.acting.exploration import Schedule
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import Columns, ColumnSpec, Piece
+from aiorl.data.columns import Array, Columns, ColumnSpec, Piece
 from aiorl.data.fragment import SamplePlan, refuse_others
 from aiorl.errors import BatchError, ConfigError
-from aiorl.learning.algorithm import Array, Batch, Feed, Round
+from aiorl.learning.algorithm import Batch, Feed, Round
 from aiorl.learning.keys.replay import ReplayKeys
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.replay.replay import Replay, Sample

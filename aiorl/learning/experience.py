@@ -129,18 +129,20 @@ def _least_row_bytes(model: ActorCritic) -> int:
 
 
 def on_policy(config: ActorCriticKeys, plan: SamplePlan) -> Fragments:
-    """Return experience of the newest policy: exactly one train batch of each policy version.
+    """Return experience of the newest policy: exactly one train batch of each policy version::
+
+        columns = ("obs", "actions", "advantages", "value_targets")
+        on_policy(config, advantages(config, config.lambda_, columns))
 
     Args:
         config: config of the algorithm.
         plan: columns that workers send, for example those of `advantages`.
     """
-    env_steps = None if config.is_truncating else config.train_batch_size
     leases = LeasePlan(
         "on_policy",
         config.fragments_per_batch(),
         max_policy_lag=0,
-        env_steps_per_batch=env_steps,
+        env_steps_per_batch=None if config.is_truncating else config.train_batch_size,
     )
     return Fragments(config, with_scaled_rewards(config, plan), leases)
 

@@ -4,16 +4,15 @@ drive a policy themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aiorl.data import columns as c
-from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS
+from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, Array, Columns
 from aiorl.errors import PolicyError
-from aiorl.learning.algorithm import Array, Update
+from aiorl.learning.algorithm import Update
 from aiorl.learning.batch_buffers import PACKED
 from aiorl.learning.compiled import Arguments, CompiledFunction, Mode
 from aiorl.learning.lazy import Tensors, tf
@@ -35,7 +34,12 @@ class Gradients:
     """
 
     def __init__(
-        self, update: Update, batches: TrainBatches, model: ActorCritic, *, xla: Mode
+        self,
+        update: Update,
+        batches: TrainBatches,
+        model: ActorCritic,
+        *,
+        xla: Mode,
     ) -> None:
         """Prepare the function without compiling it yet.
 
@@ -71,7 +75,7 @@ class Gradients:
         """Compile the gradient for fragments of the usual size; changes nothing."""
         batch = self._batches.nominal_batch()
         arguments = self._arguments.tensors(batch, self._arguments.zeros())
-        self.compiled.warm_up(partial(self.compiled, len(batch[PACKED]), *arguments))
+        self.compiled.warm_up(partial(self.compiled, len(batch[PACKED]), arguments))
 
     def trace(self) -> None:
         """Find the names of the metrics without computing anything."""
@@ -80,7 +84,7 @@ class Gradients:
         specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, arguments)
         tf.function(self._run, autograph=False).get_concrete_function(*specs)
 
-    def compute(self, fragment: Mapping[str, Array], env_steps_total: int) -> dict[str, Array]:
+    def compute(self, fragment: Columns, env_steps_total: int) -> dict[str, Array]:
         """Return the gradient of the loss over a fragment at the current weights; changes nothing.
 
         Args:
@@ -89,8 +93,8 @@ class Gradients:
 
         Returns:
             Columns to send: the gradient of each weight, in the weight's shape, with metrics
-                ``[K]`` and the number of
-            rows ``[1]`` (see `aiorl.data.columns`); empty if no row is a transition.
+            ``[K]`` and the number of rows ``[1]`` (see `aiorl.data.columns`); empty if no row is a
+            transition.
 
         Raises:
             BatchError: a column is missing or has a wrong shape or dtype.
@@ -103,21 +107,19 @@ class Gradients:
             return {}
         knobs = self._update.knobs_at(env_steps_total)
         arguments = self._arguments.tensors(batch, knobs)
-        metrics, *gradients = self.compiled(len(batch[PACKED]), *arguments)
-        num_rows = np.array([num_transitions], np.int32)
+        metrics, *gradients = self.compiled(len(batch[PACKED]), arguments)
+        columns = {NUM_ROWS: np.array([num_transitions], np.int32)}
         if not all(np.isfinite(array).all() for array in (metrics, *gradients)):
             column = buffers.first_not_finite(batch)
             names = self._batches.columns
             culprit = names.index(column) + 1 if column in names else 0
-            return {NUM_ROWS: num_rows, CULPRIT: np.array([culprit], np.int32)}
-        named = zip(self._model.trainable, gradients, strict=True)
-        return {
-            NUM_ROWS: num_rows,
-            METRICS: metrics,
-            **{GRADIENT_OF + name: gradient for name, gradient in named},
-        }
+            return {**columns, CULPRIT: np.array([culprit], np.int32)}
+        columns[METRICS] = metrics
+        for name, gradient in zip(self._model.trainable, gradients, strict=True):
+            columns[GRADIENT_OF + name] = gradient
+        return columns
 
-    def apply(self, gradients: Mapping[str, Array], env_steps_total: int) -> dict[str, float]:
+    def apply(self, gradients: Columns, env_steps_total: int) -> dict[str, float]:
         """Take one step of the optimiser.
 
         Args:

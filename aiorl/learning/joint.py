@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.columns import Columns, ColumnSpec
+from aiorl.data.columns import Array, Columns, ColumnSpec
 from aiorl.data.fragment import SamplePlan, check_fragment
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithm import (
     Algorithm,
-    Array,
     Feed,
     Networks,
     Round,

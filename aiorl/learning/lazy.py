@@ -21,9 +21,9 @@ Tensors = dict[str, "tf.Tensor"]
 
 class _Lazy(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        found = getattr(importlib.import_module(self.__name__), name)
-        setattr(self, name, found)  # so the next access needs no lookup
-        return found
+        value = getattr(importlib.import_module(self.__name__), name)
+        setattr(self, name, value)  # so the next access needs no lookup
+        return value
 
 
 if not TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.columns import ColumnSpec
+from aiorl.data.columns import ColumnSpec, Dtype
 from aiorl.learning.lazy import tf
 
 if TYPE_CHECKING:
@@ -17,21 +17,20 @@ if TYPE_CHECKING:
 def model_columns(model: ActorCritic, names: Iterable[str]) -> list[ColumnSpec]:
     """Return specs of the named columns; the model determines some of their shapes and dtypes."""
     distribution = model.distribution
-    action_dtype: Literal["int32", "float32"] = (
-        "int32" if distribution.action_dtype.kind in "iu" else "float32"
-    )
-    obs_dtype: Literal["uint8", "float32"] = "uint8" if model.obs_dtype == "uint8" else "float32"
+    obs_dtype: Dtype = "uint8" if model.obs_dtype == "uint8" else "float32"
+    action_dtype: Dtype = "int32" if distribution.action_dtype.kind in "iu" else "float32"
+    action_shape = distribution.action_shape
     specs = [
-        *(ColumnSpec(name, model.obs_shape, obs_dtype) for name in (c.OBS, c.NEW_OBS, c.LAST_OBS)),
-        *(
-            ColumnSpec(name, distribution.action_shape, action_dtype)
-            for name in (c.ACTIONS, c.PREV_ACTIONS)
-        ),
+        ColumnSpec(c.OBS, model.obs_shape, obs_dtype),
+        ColumnSpec(c.NEW_OBS, model.obs_shape, obs_dtype),
+        ColumnSpec(c.LAST_OBS, model.obs_shape, obs_dtype),
+        ColumnSpec(c.ACTIONS, action_shape, action_dtype),
+        ColumnSpec(c.PREV_ACTIONS, action_shape, action_dtype),
         ColumnSpec(c.ACTION_DIST_INPUTS, (distribution.num_inputs,)),
         *(ColumnSpec(c.state_in(index), shape) for index, shape in enumerate(model.state_shapes)),
     ]
-    known = {spec.name: spec for spec in specs}
-    return [known.get(name, ColumnSpec(name)) for name in names]
+    by_name = {spec.name: spec for spec in specs}
+    return [by_name.get(name, ColumnSpec(name)) for name in names]
 
 
 def sequence_columns(config: CommonConfig) -> tuple[str, ...]:
@@ -60,8 +59,8 @@ def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[st
     """
     if cells is None:
         cells = 1 if config.model.vf_share_layers else 2
-    components = 2 * config.model.use_lstm + config.model.use_gru
-    return tuple(c.state_in(index) for index in range(cells * components))
+    per_cell = 2 * config.model.use_lstm + config.model.use_gru
+    return tuple(c.state_in(index) for index in range(cells * per_cell))
 
 
 def flattened(x: tf.Tensor) -> tf.Tensor:

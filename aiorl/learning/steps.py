@@ -4,12 +4,16 @@ A loss is a function of a minibatch and of knobs, which are numbers that can cha
 update. `descend` makes a step of it. Combinators make larger steps of steps, and `epochs` or
 `drawn` run a step over all minibatches of a call::
 
-    critic = descend(critics.trainable_variables, critic_loss, adam())
-    actor = descend(actor.trainable_variables, actor_loss, adam(), name="actor", lr="actor_lr")
-    loop = drawn(chain(critic, every(2, actor), follow([target], tau=0.005)))
+    def critic_loss(minibatch, knobs):
+        errors = minibatch["value_targets"] - critic(minibatch["obs"])
+        return tf.reduce_mean(tf.square(errors)), {"priorities": tf.abs(errors)}
 
-Everything here runs while TensorFlow traces, once for each shape of a batch; the compiled call runs
-none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
+    first = descend(critic.trainable_variables, critic_loss, Adam(), name="critic")
+    second = descend(actor.trainable_variables, actor_loss, Adam(), name="actor", lr="actor_lr")
+    loop = drawn(chain(first, every(2, second), follow([TargetNetwork(critic)], tau=0.005)))
+
+Everything in this module runs while TensorFlow traces, once for each shape of a batch; the compiled
+call runs none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a loop.
 """
 
 from __future__ import annotations
@@ -62,16 +66,18 @@ __all__ = [
 ]
 
 Loss = Callable[[Tensors, Tensors], tuple["tf.Tensor", Tensors]]
-"""(columns of a minibatch, knobs by name) -> (loss to minimise, a scalar; further tensors by name).
+"""(columns [M, ...] of a minibatch by name, knobs by name) -> (loss to minimise, further tensors by
+name).
 
-Of the further tensors, scalars are metrics; all others are for the steps that follow in a `chain`
-and for `drawn` to write back.
+The loss is a scalar. So is each knob, float32. Of the further tensors, scalars are metrics; all
+others are for the steps that follow in a `chain` and for `drawn` to write back.
 """
 
 ComputeGradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
 """(columns, knobs) -> (gradients in the order of the variables, loss, further tensors)."""
 
 Reduce = Callable[[list["tf.Tensor"]], list["tf.Tensor"]]
+"""Gradients of one minibatch, in the order of the variables -> gradients to clip and apply."""
 
 STEPS_BEFORE = "steps_before"
 """Knob: minibatches made before this call, from which `every` counts; 0 if it is missing."""
@@ -115,31 +121,36 @@ class Step(Protocol):
         """Make the step.
 
         Args:
-            columns: columns [M, ...] of the minibatch by name; in a `chain`, also the tensors of earlier
-                steps.
-            knobs: scalars by name.
+            columns: columns [M, ...] of the minibatch by name; in a `chain`, also the tensors of
+                earlier steps.
+            knobs: float32 scalars by name.
             count: scalar int32, number of this minibatch, from 1.
+
+        Returns:
+            Metrics, and tensors for later steps.
         """
 
 
 @dataclass(frozen=True)
 class Composed:
-    """Step made of others; combinators return it.
+    """Step that a combinator returns.
 
     Attributes:
         run: makes the step, see `Step.run`.
         steps: the steps that it is made of.
         interval: minibatches from one time that they are made to the next.
+        changed: variables that it changes besides those of the steps.
     """
 
     run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]
     steps: tuple[Step, ...]
     interval: int = 1
+    changed: tuple[Any, ...] = ()
 
     @property
     def variables(self) -> Sequence[Any]:
         """See `Step`."""
-        return [variable for step in self.steps for variable in step.variables]
+        return [*self.changed, *(item for step in self.steps for item in step.variables)]
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -197,8 +208,8 @@ class Descent:
             f"{prefix}grad_gnorm": norm,
         }
         counted = {name: tf.stack([value, 1.0]) for name, value in metrics.items()}
-        passed_on = {name: tensor for name, tensor in tensors.items() if len(tensor.shape)}
-        return Outcome(counted, passed_on)
+        for_later_steps = {name: tensor for name, tensor in tensors.items() if len(tensor.shape)}
+        return Outcome(counted, for_later_steps)
 
     def apply(self, gradients: list[tf.Tensor], knobs: Tensors) -> tf.Tensor:
         """Reduce and clip `gradients`, and take a step with them and the learning rate in `knobs`;
@@ -232,7 +243,9 @@ def descend(
     lr: str = "lr",
     name: str = "",
 ) -> Descent:
-    """Return a step of an optimiser against the gradient of a loss.
+    """Return a step of an optimiser against the gradient of a loss::
+
+        step = descend(model.trainable_variables, loss, keras.optimizers.Adam(), clip=0.5)
 
     Args:
         variables: variables to train, TensorFlow's or Keras's. Their gradients are 0 where the loss
@@ -245,6 +258,10 @@ def descend(
         lr: knob with the learning rate.
         name: prefix of the metrics "NAME_loss" and "NAME_grad_gnorm" (norm of the gradient before
             it is clipped); without a name they are "loss" and "grad_gnorm".
+
+    Raises:
+        ConfigError: when it is traced, the loss doesn't return a scalar and further tensors by
+            name, or `lr` is not among the knobs.
     """
     # a variable of Keras holds one of TensorFlow
     variables = [item if isinstance(item, tf.Variable) else item.value for item in variables]
@@ -269,22 +286,30 @@ def gradients_of(loss: Loss, variables: Sequence[Any]) -> ComputeGradients:
     def gradients(columns: Tensors, knobs: Tensors) -> tuple[list[tf.Tensor], tf.Tensor, Tensors]:
         with tf.GradientTape() as tape:
             value, tensors = checked_pair(loss(columns, knobs), loss)
-        unconnected = tf.UnconnectedGradients.ZERO
-        found = tape.gradient(value, variables, unconnected_gradients=unconnected)
-        return found, value, {name: _with_float(tensor) for name, tensor in tensors.items()}
+        of_variables = tape.gradient(
+            value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return of_variables, value, {name: _converted(item) for name, item in tensors.items()}
 
     return gradients
 
 
-def _with_float(value: Any) -> tf.Tensor:
+def _converted(value: Any) -> tf.Tensor:
     """Return a tensor; float32 if it is a scalar, which is a metric."""
     tensor = tf.convert_to_tensor(value)
-    return tensor if len(tensor.shape) else tf.cast(tensor, tf.float32)
+    if len(tensor.shape):
+        return tensor
+    return tf.cast(tensor, tf.float32)
 
 
 def chain(*steps: Step) -> Step:
-    """Return a step that makes all `steps` in order; each also sees the tensors of earlier ones as
-    columns.
+    """Return a step that makes all `steps` in order.
+
+    Each also sees the tensors of earlier ones as columns, in place of columns of the same name. If
+    the loss of `critic` returns ``{"advantages": ...}``, the loss of `actor` reads
+    ``minibatch["advantages"]`` in::
+
+        chain(critic, actor)
 
     Raises:
         ConfigError: when it is traced, two steps give a metric of the same name.
@@ -304,8 +329,8 @@ def chain(*steps: Step) -> Step:
 
 
 def every(period: int, step: Step) -> Step:
-    """Return a step that makes a `step` once every `period` minibatches; in between, its variables and its
-    optimisers don't change.
+    """Return a step that makes a `step` once every `period` minibatches; in between, its variables
+    and its optimisers don't change.
 
     In a loop of `drawn`, minibatches of earlier calls count, too; in a loop of `epochs`, those of
     the same update alone. Its metrics are means over the times that it was made. If `period` is
@@ -330,34 +355,24 @@ def every(period: int, step: Step) -> Step:
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
-    """Return a step that moves target networks, `targets`, by the share `tau` towards the networks they follow;
-    1 makes copies.
+    """Return a step that moves target networks, `targets`, by the share `tau` towards the networks
+    that they follow; 1 makes copies.
     """
-    return _Follow(targets, tau)
 
-
-@dataclass(frozen=True)
-class _Follow:
-    """Step that moves target networks; see `follow`."""
-
-    targets: Sequence[TargetNetwork]
-    tau: float
-    optimizers: Sequence[Any] = ()
-    period: int = 1
-
-    @property
-    def variables(self) -> Sequence[Any]:
-        return [variable for target in self.targets for variable in target.variables.values()]
-
-    def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
-        for target in self.targets:
-            target.take_over(self.tau)
+    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        for target in targets:
+            target.take_over(tau)
         return Outcome({}, {})
+
+    moved = [variable for target in targets for variable in target.variables.values()]
+    return Composed(run, (), changed=tuple(moved))
 
 
 def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
     """Return a step that makes a `step` with the columns that `change` makes of those of the
-    minibatch, [M, ...].
+    minibatch, [M, ...]::
+
+        prepare(lambda columns: {**columns, "obs": columns["obs"] / scale}, step)
     """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
@@ -369,10 +384,12 @@ def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
 def of_policy(policy_id: str, step: Step) -> Step:
     """Return a step that makes a `step` with the columns of one policy, `policy_id`.
 
-    A minibatch of several policies is a mapping from the policies' ids to their columns, in which rows of the same
-    number belong together. The step also sees tensors of earlier steps that saw all policies; as in
-    a `chain`, they stand in place of columns of the same name. Its own metrics and tensors get the
-    prefix "ID/".
+    A minibatch of several policies is a mapping from the policies' ids to their columns, in which
+    rows of the same number belong together. The step also sees tensors of earlier steps that saw
+    all policies; as in a `chain`, they stand in place of columns of the same name. Its own metrics
+    and tensors get the prefix "ID/". With a critic that sees all policies::
+
+        chain(critic, of_policy("left", left_actor), of_policy("right", right_actor))
     """
 
     def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
@@ -414,8 +431,10 @@ class TargetNetwork:
         for name, variable in self.variables.items():
             online = tf.convert_to_tensor(self.network.variables[name])
             # counters of custom layers can't be interpolated
-            is_whole = share == 1 or not online.dtype.is_floating
-            variable.assign(online if is_whole else variable + share * (online - variable))
+            if share == 1 or not online.dtype.is_floating:
+                variable.assign(online)
+            else:
+                variable.assign(variable + share * (online - variable))
 
 
 class FigureTable:
@@ -518,22 +537,29 @@ class Loop:
     table: FigureTable = field(default_factory=FigureTable)
 
     @property
-    def variables(self) -> list[Any]:
-        """Variables that the step changes, those of its optimisers last."""
-        of_optimizers = [item for each in self.step.optimizers for item in each.variables]
-        return [*self.step.variables, *of_optimizers]
+    def optimizer_variables(self) -> list[Any]:
+        """Variables of all optimisers of the step, always in the same order."""
+        return [item for optimizer in self.step.optimizers for item in optimizer.variables]
 
     def run(
-        self, columns: Tensors, knobs: Tensors, order: tf.Tensor | None, limit: tf.Tensor
+        self,
+        columns: Tensors,
+        knobs: Tensors,
+        order: tf.Tensor | None,
+        limit: tf.Tensor,
     ) -> LoopResult:
         """Make the step for each minibatch until `limit`, `stop_when`, or a number is not finite.
 
         Args:
             columns: columns of the batch by name, or by policy id and name: [R, ...] of rows from
                 which `order` picks; without an order [K, M, ...] of K minibatches.
-            knobs: scalars by name.
+            knobs: float32 scalars by name.
             order: int32 [K, M], rows of each minibatch; None if the columns are minibatches.
             limit: scalar int32, maximum number of minibatches.
+
+        Raises:
+            ConfigError: `stop_when` or `last_epoch_of` names no metric of the step, or `write_back`
+                a tensor that it doesn't return.
         """
         if self.begin is not None:
             columns = self.begin(columns, knobs)
@@ -542,6 +568,7 @@ class Loop:
 
         def body(index: tf.Tensor, *state: Any) -> tuple[Any, ...]:
             _, _, totals, last_epoch, written = state
+            # a stack of minibatches is indexed by their numbers
             rows = index if order is None else order[index]
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
             metrics, tensors = self.step.run(minibatch, knobs, before + index + 1)
@@ -554,22 +581,24 @@ class Loop:
             return (
                 index + 1,
                 tf.reduce_all(tf.math.is_finite(table)),
-                self._goes_on(metrics),
+                self._may_continue(metrics),
                 totals + table,
                 self._of_last_epoch(last_epoch, metrics, index, limit),
                 written,
             )
 
-        def goes_on(index: tf.Tensor, is_finite: tf.Tensor, is_wanted: tf.Tensor, *_: Any) -> Any:
-            return (index < limit) & is_finite & is_wanted
+        def has_next(
+            index: tf.Tensor, is_finite: tf.Tensor, may_continue: tf.Tensor, *_: Any
+        ) -> Any:
+            return (index < limit) & is_finite & may_continue
 
         start = (tf.constant(0), tf.constant(True), tf.constant(True), self.table.zeros())
         num_steps, is_finite, _, totals, last_epoch, written = tf.while_loop(
-            goes_on, body, (*start, tf.constant(0.0), written), parallel_iterations=1
+            has_next, body, (*start, tf.constant(0.0), written), parallel_iterations=1
         )
         return LoopResult(is_finite, num_steps, totals, last_epoch=last_epoch, written=written)
 
-    def _goes_on(self, metrics: Tensors) -> tf.Tensor:
+    def _may_continue(self, metrics: Tensors) -> tf.Tensor:
         """Return whether the minibatch with these metrics may be followed by another."""
         if self.stop_when is None:
             return tf.constant(True)
@@ -577,7 +606,11 @@ class Loop:
         return ~(found_metric(metrics, metric, "stop_when")[0] > limit)
 
     def _of_last_epoch(
-        self, total: tf.Tensor, metrics: Tensors, index: tf.Tensor, limit: tf.Tensor
+        self,
+        total: tf.Tensor,
+        metrics: Tensors,
+        index: tf.Tensor,
+        limit: tf.Tensor,
     ) -> tf.Tensor:
         """Return the sum of `last_epoch_of` over the current epoch, after the minibatch `index`."""
         if not self.last_epoch_of:
@@ -619,7 +652,11 @@ class Minibatches(NamedTuple):
 
 
 def minibatches(
-    env_steps: int, step: Step, *, shuffles: bool = True, of_rows: bool = False
+    env_steps: int,
+    step: Step,
+    *,
+    shuffles: bool = True,
+    of_rows: bool = False,
 ) -> Minibatches:
     """Return the division of a train batch into minibatches, for `epochs`.
 
@@ -627,7 +664,7 @@ def minibatches(
         env_steps: env steps in a minibatch; if it consists of whole sequences, rounded down to
             them.
         step: step of a minibatch.
-        shuffles: visit rows or sequences in a new random order in each epoch.
+        shuffles: True to visit rows or sequences in a new random order in each epoch.
         of_rows: True if minibatches are of rows although the train batch is of sequences: `begin`
             of `epochs` makes rows of them.
     """
@@ -642,12 +679,15 @@ def epochs(
     stop_when: tuple[str, float] | None = None,
     last_epoch_of: str = "",
 ) -> Loop:
-    """Return a loop that passes over each train batch several times.
+    """Return a loop that passes over each train batch several times::
+
+        epochs(config.num_sgd_iter, minibatches(config.minibatch_steps(), step))
 
     Args:
         number: passes over a train batch.
         parts: division into minibatches, and the step of each.
-        begin: changes the columns of the whole batch, once, before the first minibatch.
+        begin: changes the columns of the whole batch, [R, ...] of rows or [B, T, ...] of sequences,
+            once, before the first minibatch. It also gets the knobs.
         stop_when: (metric, limit): the update ends after a minibatch whose metric exceeds the
             limit.
         last_epoch_of: metric whose mean over the last epoch that began is also reported, as
@@ -676,14 +716,16 @@ def drawn(
     write_back: Sequence[str] = (PRIORITIES,),
     seeds: tuple[int, ...] | None = None,
 ) -> Loop:
-    """Return a loop over minibatches that are drawn from a replay.
+    """Return a loop over minibatches that are drawn from a replay; WEIGHTS is among their columns::
+
+        drawn(chain(step, every(100, follow([target]))))
 
     Args:
         step: step of a minibatch.
         write_back: tensors of the step, one number for each row of the minibatch, that are written
             into the replay. PRIORITIES are what prioritised replay draws by.
-        seeds: shape of the seeds that each minibatch gets as the column "seeds", int32, for random
-            numbers; None = no seeds.
+        seeds: shape of the int32 seeds that each minibatch gets as the column "seeds", new for each,
+            such as (2,) for `tf.random.stateless_normal`; None = no seeds.
     """
     return Loop(step=step, is_drawn=True, write_back=tuple(write_back), seeds=seeds)
 
@@ -734,9 +776,12 @@ def guarded(
     """
 
     def run(
-        columns: Tensors, knobs: Tensors, order: tf.Tensor | None, limit: tf.Tensor
+        columns: Tensors,
+        knobs: Tensors,
+        order: tf.Tensor | None,
+        limit: tf.Tensor,
     ) -> LoopResult:
-        variables = loop.variables
+        variables = [*loop.step.variables, *loop.optimizer_variables]
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         result = loop.run(columns, knobs, order, limit)
         for variable, old in zip(variables, before, strict=True):

@@ -16,15 +16,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data import columns as c
 from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import CULPRIT, GRADIENT_OF, METRICS, NUM_ROWS, num_rows
+from aiorl.data.columns import (
+    CULPRIT,
+    GRADIENT_OF,
+    I32,
+    METRICS,
+    NUM_ROWS,
+    Array,
+    Columns,
+    num_rows,
+)
 from aiorl.data.fragment import SamplePlan
 from aiorl.errors import BatchError, ConfigError
-from aiorl.learning.algorithm import Array, Batch, Feed, Round
+from aiorl.learning.algorithm import Batch, Feed, Round
 from aiorl.learning.batch_buffers import BatchBuffers, Layout, num_filled, rounded_up
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.rows import model_columns
@@ -100,8 +108,9 @@ class TrainBatches(Feed):
         self._multiple = loop.minibatch_steps
         self._is_truncating = config.is_truncating
         if self.has_sequences:
-            in_fragment = config.num_envs_per_worker if config.is_truncating else 1
-            self._usual_size = config.fragments_per_batch() * in_fragment
+            self._usual_size = config.fragments_per_batch()
+            if config.is_truncating:  # each environment makes a sequence of its own
+                self._usual_size *= config.num_envs_per_worker
             self._multiple = max(1, loop.minibatch_steps // self._length)
         self.minibatch_size = loop.minibatch_steps if self.visits_rows else self._multiple
         self._capacities: set[int] = set()
@@ -125,25 +134,27 @@ class TrainBatches(Feed):
         begin = loop.begin
         if begin is None:
             return None, partial(layout.unpack, time_major=time_major)
+        num_leading = 2 if time_major else 1
         # the columns that `begin` makes are known only when it is traced
-        traced: list[Layout] = [layout]
+        traced = layout
 
         def repacked(batch: Tensors, knobs: Tensors) -> Tensors:
+            nonlocal traced
             columns = begin(layout.unpack(batch), knobs)
-            traced[0] = Layout.of_tensors(columns, num_leading=1 if self.visits_rows else 2)
-            return traced[0].pack(columns)
+            traced = Layout.of_tensors(columns, num_leading=num_leading)
+            return traced.pack(columns)
 
         def unpacked(minibatch: Tensors) -> Tensors:
-            return traced[0].unpack(minibatch, time_major=time_major)
+            return traced.unpack(minibatch, time_major=time_major)
 
         return repacked, unpacked
 
-    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+    def check_fragment(self, fragment: Columns) -> None:
         """See `Feed.check_fragment`."""
-        is_fixed = self.has_sequences and self._is_truncating
-        self.buffers.check(fragment, self._length if is_fixed else None)
         if not self.has_sequences:
+            self.buffers.check(fragment)
             return
+        self.buffers.check(fragment, self._length if self._is_truncating else None)
         steps, num_sequences = self.buffers.shape_of(fragment)
         if steps != self._length and (num_sequences > 1 or steps < self._length):
             raise BatchError(
@@ -152,7 +163,7 @@ class TrainBatches(Feed):
                 f"{num_sequences} of {steps} steps",
             )
 
-    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+    def make_batch(self, fragments: Sequence[Columns]) -> Batch:
         """Lay out the rows of all fragments one after the other, or their sequences, one
         environment after the other.
 
@@ -196,12 +207,14 @@ class TrainBatches(Feed):
         """Return a batch of zeros of the usual shape: columns ``[R, ...]`` of rows, or ``[M, T,
         ...]`` of sequences.
         """
-        length = [self._length] if self.has_sequences else []
-        return self.buffers.zeros(self.fitted(self._usual_size), *length)
+        num_entries = self.fitted(self._usual_size)
+        if self.has_sequences:
+            return self.buffers.zeros(num_entries, self._length)
+        return self.buffers.zeros(num_entries)
 
-    def first_not_finite(self, made: Round) -> str:
+    def first_not_finite(self, minibatches: Round) -> str:
         """See `Feed.first_not_finite`."""
-        return self.buffers.first_not_finite(made.columns)
+        return self.buffers.first_not_finite(minibatches.columns)
 
     def fitted(self, count: int) -> int:
         """Return the number of rows or sequences to allocate; a known size that fits is reused to
@@ -214,14 +227,14 @@ class TrainBatches(Feed):
             A multiple of the minibatch size.
         """
         size = self._multiple
-        wanted = rounded_up(-(-count // size), -(-self._usual_size // size))
+        least = rounded_up(math.ceil(count / size), math.ceil(self._usual_size / size))
         # an unusually large batch must not enlarge all later ones
-        fitting = [room for room in self._capacities if wanted <= room <= _ROOMY * wanted]
-        capacity = min(fitting, default=wanted)
+        fitting = [room for room in self._capacities if least <= room <= _ROOMY * least]
+        capacity = min(fitting, default=least)
         self._capacities.add(capacity)
         return size * capacity
 
-    def order(self, valid: Array) -> tuple[NDArray[np.int32], int]:
+    def order(self, valid: Array) -> tuple[I32, int]:
         """Return the indices of every minibatch, in a new permutation each epoch, and the number of
         minibatches; zeros and 0 if no row is a transition.
 
@@ -234,19 +247,21 @@ class TrainBatches(Feed):
             valid: VALID of the batch, [R] of rows or [S, T] of sequences.
         """
         size = self.minibatch_size
-        most = -(-(valid.size if self.visits_rows else len(valid)) // size)
-        order = np.zeros((self._loop.num_epochs * most, size), np.int32)
+        num_entries = valid.size if self.visits_rows else len(valid)
+        per_epoch = math.ceil(num_entries / size)
+        order = np.zeros((self._loop.num_epochs * per_epoch, size), np.int32)
         if self.visits_rows and self.has_sequences:
             visited = np.flatnonzero(valid)
         else:
-            visited = np.arange(-(-num_filled(valid) // size) * size)
+            visited = np.arange(math.ceil(num_filled(valid) / size) * size)
         if not len(visited):
             return order, 0
-        num_minibatches = self._loop.num_epochs * -(-len(visited) // size)
+        num_minibatches = self._loop.num_epochs * math.ceil(len(visited) / size)
         for epoch in order[:num_minibatches].reshape(self._loop.num_epochs, -1):
-            picked = self._rng.permutation(visited) if self._loop.shuffles else visited
-            is_full = len(picked) == len(epoch)
-            epoch[...] = picked if is_full else np.resize(picked, len(epoch))
+            entries = self._rng.permutation(visited) if self._loop.shuffles else visited
+            if len(entries) < len(epoch):
+                entries = np.resize(entries, len(epoch))
+            epoch[...] = entries
         return order, num_minibatches
 
 
@@ -259,13 +274,13 @@ def _without_far_longer_ones(shapes: Sequence[tuple[int, int]]) -> list[int]:
     chosen = list(range(len(shapes)))
     while True:
         longest = max(chosen, key=lambda number: shapes[number][0])
-        padded = shapes[longest][0] * sum(shapes[number][1] for number in chosen)
-        rows = sum(shapes[number][0] * shapes[number][1] for number in chosen)
-        if padded <= max(_MAX_PADDED, _MAX_PADDING * rows):
+        length, _ = shapes[longest]
+        num_sequences = sum(shapes[number][1] for number in chosen)
+        rows = sum(math.prod(shapes[number]) for number in chosen)
+        if length * num_sequences <= max(_MAX_PADDED, _MAX_PADDING * rows):
             return chosen
         _log.warning(
-            "left a sequence of %d steps out of a train batch: the others are far shorter",
-            shapes[longest][0],
+            "left a sequence of %d steps out of a train batch: the others are far shorter", length
         )
         chosen.remove(longest)
 
@@ -298,8 +313,8 @@ class GradientBatches(Feed):
         self._shapes = {GRADIENT_OF + name: shape for name, shape in shapes.items()}
         self._shapes[METRICS] = (len(metric_names) + 1,)
         ends = np.cumsum([math.prod(shape) for shape in self._shapes.values()]).tolist()
-        self._places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        self._sets = itertools.cycle([self.zeros() for _ in range(2)])
+        self._places = [slice(*bounds) for bounds in itertools.pairwise([0, *ends])]
+        self._sets = itertools.cycle([self.zeros(), self.zeros()])
 
     def fit(self, loop: Loop) -> Loop:
         """See `Feed.fit`: the step takes the mean gradient of the batch in place of its loss's."""
@@ -314,7 +329,7 @@ class GradientBatches(Feed):
             CULPRIT: np.zeros(self._num_fragments, np.int32),
         }
 
-    def make_batch(self, fragments: Sequence[Mapping[str, Array]]) -> Batch:
+    def make_batch(self, fragments: Sequence[Columns]) -> Batch:
         """Return a batch of up to F checked gradients; a gradient that was not finite is NaN.
 
         Returns:
@@ -333,30 +348,32 @@ class GradientBatches(Feed):
                 batch[_GRADIENTS][row, place] = fragment[name].reshape(-1)
         return batch
 
-    def check_fragment(self, fragment: Mapping[str, Array]) -> None:
+    def check_fragment(self, fragment: Columns) -> None:
         """Check that a fragment is a gradient of these weights. Safe in any thread.
 
         Raises:
             BatchError: a column is wrong; the error names it.
         """
         num_rows(fragment)
-        is_finite = CULPRIT not in fragment
-        dtype = "float32" if is_finite else "int32"
-        wanted = self._shapes if is_finite else {CULPRIT: (1,)}
-        unknown = sorted(fragment.keys() - wanted.keys() - {NUM_ROWS})
+        dtype = "float32"
+        shapes = self._shapes
+        if CULPRIT in fragment:
+            dtype = "int32"
+            shapes = {CULPRIT: (1,)}
+        unknown = sorted(fragment.keys() - shapes.keys() - {NUM_ROWS})
         if unknown:
             raise BatchError(
                 "batches",
-                f"no other columns than {', '.join(sorted(wanted))}",
+                f"no other columns than {', '.join(sorted(shapes))}",
                 f"{unknown[0]!r:.100}",
             )
-        for name, shape in wanted.items():
+        for name, shape in shapes.items():
             column = fragment.get(name)
             if column is None:
                 raise BatchError(name, f"{dtype} {shape}", "none")
             if column.shape != shape or column.dtype != dtype:
                 raise BatchError(name, f"{dtype} {shape}", f"{column.dtype} {column.shape}")
-        if not is_finite and not 0 <= fragment[CULPRIT][0] <= len(self._columns):
+        if CULPRIT in fragment and not 0 <= fragment[CULPRIT][0] <= len(self._columns):
             raise BatchError(CULPRIT, f"from 0 to {len(self._columns)}", f"{fragment[CULPRIT][0]}")
         bad_column = first_not_finite(fragment)
         if bad_column:
@@ -371,11 +388,13 @@ class GradientBatches(Feed):
         """See `Feed.nominal`."""
         return Round(self.zeros(), self._order(), 0)
 
-    def first_not_finite(self, made: Round) -> str:
+    def first_not_finite(self, minibatches: Round) -> str:
         """Return the first column that a worker reported as not finite; "" if there is none."""
-        culprits = made.columns[CULPRIT]
+        culprits = minibatches.columns[CULPRIT]
         reported = culprits[culprits > 0]
-        return self._columns[reported[0] - 1] if len(reported) else ""
+        if not len(reported):
+            return ""
+        return self._columns[int(reported[0]) - 1]
 
     def mean(
         self, minibatch: Tensors, knobs: Tensors
@@ -390,5 +409,5 @@ class GradientBatches(Feed):
         *metrics, loss = tf.unstack(figures)
         return gradients, loss, dict(zip(self._metric_names, metrics, strict=True))
 
-    def _order(self) -> NDArray[np.int32]:
+    def _order(self) -> I32:
         return np.arange(self._num_fragments, dtype=np.int32)[None]
