@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import check_weights
 from aiorl.acting.distributions import MASKED_LOGIT, ActionDistribution, DiagGaussian
 from aiorl.config.schema import ModelConfig, SDESettings
-from aiorl.data.obs_layout import ObsLayout
+from aiorl.data.columns import F32, Array, Columns
+from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.learning.models.branch import Branch, make_branch
-from aiorl.learning.models.distributions import to_tf_distribution
-from aiorl.learning.models.networks import Network, dense, layer_variables
+from aiorl.learning.models.distributions import Distribution, to_tf_distribution
+from aiorl.learning.models.networks import (
+    Network,
+    State,
+    Variables,
+    Weights,
+    dense,
+    layer_variables,
+)
 
+Parts = Sequence[tuple[Branch, State]]
+"""Branches of a network, each with its state."""
+
+VALUE_GAIN = 1.0
+"""Gain of the last layer of values."""
+_POLICY_GAIN = 0.01
 _EPSILON = 1e-6
 """Minimum of variances, for rows whose features are all 0."""
 
@@ -39,20 +53,16 @@ def log_deviations(features: Any, log_std: Any) -> Any:
 
 
 def shares(features: Any, log_std: Any) -> Any:
-    """Return the shares of features [B, F] in the deviations, ``phi_f sigma_fa / sqrt(v_a)``: [B, F
-    * A].
+    """Return the shares of features [B, F] in the deviations: ``phi_f sigma_fa / sqrt(v_a)``, [B,
+    F * A].
+
+    Args:
+        features: [B, F] float32, phi.
+        log_std: [F, A] float32, log sigma.
     """
     inverse = ops.exp(-log_deviations(features, log_std))
-    found = ops.expand_dims(features, 2) * ops.exp(log_std) * ops.expand_dims(inverse, 1)
-    return ops.reshape(found, [-1, log_std.shape[0] * log_std.shape[1]])
-
-
-F32 = NDArray[np.float32]
-Parts = Sequence[tuple[Branch, Sequence[Any]]]
-"""Branches of a network, each with its state."""
-
-_POLICY_GAIN = 0.01
-_VALUE_GAIN = 1.0
+    of_actions = ops.expand_dims(features, 2) * ops.exp(log_std) * ops.expand_dims(inverse, 1)
+    return ops.reshape(of_actions, [-1, math.prod(log_std.shape)])
 
 
 class Outputs(NamedTuple):
@@ -75,7 +85,8 @@ class ActorCritic(Network):
     """Network that returns the inputs of an action distribution and a value.
 
     All methods except `get_weights` and `set_weights` can be traced into a tf.function, with or
-    without XLA, and read the variables when they run.
+    without XLA, and read the variables when they run. In the shapes, B is the number of rows, T of
+    steps, P of inputs of the distribution.
 
     An action mask that comes with the observations is not an input of the network, but forbids
     actions in its outputs: distribution inputs whose mask entry is 0 become MASKED_LOGIT, and no
@@ -102,11 +113,25 @@ class ActorCritic(Network):
         rng: np.random.Generator,
         noise: SDESettings | None = None,
     ) -> None:
+        """Build the network.
+
+        Args:
+            layout: layout of an observation in its array.
+            obs_dtype: "float32" or "uint8".
+            distribution: distribution of the actions.
+            config: settings of the network.
+            rng: generator of the initial weights.
+            noise: settings of state-dependent noise; None = no such noise.
+
+        Raises:
+            ConfigError: there is noise and actions are not numbers of one Box.
+            PolicyError: the mask's entries don't match the distribution's choices.
+        """
         self._describe(layout, obs_dtype, distribution, config)
         names = ["shared"] if config.vf_share_layers else ["policy", "value"]
         self._branches = [self._make_branch(name, rng) for name in names]
         self._make_policy_head(rng, noise, gives_means=config.free_log_std)
-        self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=_VALUE_GAIN)
+        self._value_head = dense(rng, self._branches[-1].num_outputs, 1, gain=VALUE_GAIN)
         if config.free_log_std:
             self._log_std = keras.Variable(
                 np.full(distribution.num_inputs // 2, config.initial_log_std, np.float32)
@@ -130,9 +155,10 @@ class ActorCritic(Network):
         self.obs_dtype = obs_dtype
         self.distribution = distribution
         self.config = config
-        self._looks_at = (
-            to_tf_distribution(distribution) if config.lstm_use_prev_action_reward else None
-        )
+        # converts previous actions for the network, if it sees them
+        self._of_previous: Distribution | None = None
+        if config.lstm_use_prev_action_reward:
+            self._of_previous = to_tf_distribution(distribution)
         if layout.num_mask and layout.num_mask != len(distribution.choice_inputs):
             raise PolicyError(
                 f"action masks have {layout.num_mask} entries; the {distribution.name} distribution"
@@ -144,7 +170,9 @@ class ActorCritic(Network):
             self._mask_entries[distribution.choice_inputs] = np.arange(layout.num_mask)
 
     def _make_branch(self, name: str, rng: np.random.Generator) -> Branch:
-        num_previous = 0 if self._looks_at is None else self._looks_at.num_features + 1
+        num_previous = 0
+        if self._of_previous is not None:
+            num_previous = self._of_previous.num_features + 1  # the reward is the last
         return make_branch(
             name,
             self.layout,
@@ -155,7 +183,11 @@ class ActorCritic(Network):
         )
 
     def _make_policy_head(
-        self, rng: np.random.Generator, noise: SDESettings | None, *, gives_means: bool
+        self,
+        rng: np.random.Generator,
+        noise: SDESettings | None,
+        *,
+        gives_means: bool,
     ) -> None:
         """Create the policy's last layer and, with noise, the weights that turn features into
         deviations.
@@ -165,7 +197,9 @@ class ActorCritic(Network):
         """
         kind = self.distribution
         features = self._branches[0].num_outputs
-        num_outputs = kind.num_inputs // 2 if gives_means or noise is not None else kind.num_inputs
+        num_outputs = kind.num_inputs
+        if gives_means or noise is not None:
+            num_outputs = kind.num_inputs // 2
         if noise is not None:
             if not isinstance(kind, DiagGaussian):
                 raise ConfigError(
@@ -183,14 +217,14 @@ class ActorCritic(Network):
 
     def _take_named(self, **heads: keras.layers.Layer) -> None:
         """Take over the variables of branches, heads and deviations."""
-        named: dict[str, Any] = {}
+        variables: Variables = {}
         for branch in self._branches:
-            named |= branch.named_variables()
+            variables |= branch.named_variables()
         for name, head in heads.items():
-            named |= layer_variables(f"{name}/head", head)
-        self._take_variables(
-            named if self._log_std is None else {**named, "policy/log_std": self._log_std}
-        )
+            variables |= layer_variables(f"{name}/head", head)
+        if self._log_std is not None:
+            variables["policy/log_std"] = self._log_std
+        self._take_variables(variables)
 
     def _dist_inputs(self, features: Any) -> Any:
         """Return distribution inputs [B, P] for the policy's features [B, F]; only means if there
@@ -202,17 +236,15 @@ class ActorCritic(Network):
         log_std = tf.convert_to_tensor(self._log_std)
         if self._sde is None:
             return tf.concat([outputs, tf.zeros_like(outputs) + log_std], axis=-1)
-        features = features if self._sde.learns_features else tf.stop_gradient(features)
+        if not self._sde.learns_features:
+            features = tf.stop_gradient(features)
         return tf.concat([outputs, log_deviations(features, log_std)], axis=-1)
 
     @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def state_shapes(self) -> tuple[Shape, ...]:
         """Shape of each recurrent state component of one row; empty without recurrence."""
         return tuple(
-            (branch.cell.size,)
-            for branch in self._branches
-            if branch.cell
-            for _ in range(branch.num_states)
+            (branch.num_outputs,) for branch in self._branches for _ in range(branch.num_states)
         )
 
     @property
@@ -223,7 +255,7 @@ class ActorCritic(Network):
     @property
     def uses_previous_step(self) -> bool:
         """True if the network sees the previous actions and rewards."""
-        return self._looks_at is not None
+        return self._of_previous is not None
 
     def initial_state(self, num_rows: int) -> list[F32]:
         """Return the state of B rows at the start of their episodes: zeros [B, ...] for each
@@ -231,7 +263,7 @@ class ActorCritic(Network):
         """
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
-    def forward(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    def forward(self, obs: Any, *, weights: Weights | None = None) -> tuple[Any, Any]:
         """Return the outputs for B observations; only for networks without recurrence.
 
         Args:
@@ -254,11 +286,11 @@ class ActorCritic(Network):
     def forward_step(
         self,
         obs: Any,
-        state: Sequence[Any],
+        state: State,
         prev_actions: Any = None,
         prev_rewards: Any = None,
         *,
-        weights: Mapping[str, Any] | None = None,
+        weights: Weights | None = None,
         for_acting: bool = False,
         noise: Any = None,
     ) -> tuple[Any, Any, list[Any]]:
@@ -286,8 +318,8 @@ class ActorCritic(Network):
                 obs, mask, previous, parts=parts, noise=noise
             )
             if for_acting and self._sde is not None:
-                own_shares = shares(features, tf.convert_to_tensor(self._log_std))
-                dist_inputs = tf.concat([dist_inputs, own_shares], axis=-1)
+                of_features = shares(features, tf.convert_to_tensor(self._log_std))
+                dist_inputs = tf.concat([dist_inputs, of_features], axis=-1)
         return dist_inputs, values, state_out
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
@@ -312,12 +344,12 @@ class ActorCritic(Network):
     def forward_sequence(
         self,
         obs: Any,
-        state: Sequence[Any],
+        state: State,
         resets: Any,
         prev_actions: Any = None,
         prev_rewards: Any = None,
         *,
-        weights: Mapping[str, Any] | None = None,
+        weights: Weights | None = None,
     ) -> tuple[Any, Any]:
         """Return the outputs for sequences of T steps; without recurrence each step is independent.
 
@@ -338,16 +370,10 @@ class ActorCritic(Network):
         flat_obs = tf.reshape(obs, [-1, *self.obs_shape])
         if self.is_recurrent:
             previous = self._previous(prev_actions, prev_rewards)
-            own_obs, mask = self._without_mask(flat_obs)
+            flat_obs, mask = self._without_mask(flat_obs)
             with self._using(weights):
                 features = [
-                    branch.sequence(
-                        own_obs,
-                        previous,
-                        [tf.convert_to_tensor(item) for item in part],
-                        resets=resets,
-                        steps=steps,
-                    )
+                    branch.sequence(flat_obs, previous, part, resets=resets, steps=steps)
                     for branch, part in self._split(state)
                 ]
                 dist_inputs, values = self._heads(features)
@@ -356,29 +382,26 @@ class ActorCritic(Network):
             dist_inputs, values, _ = self.forward_step(
                 flat_obs, state, prev_actions, prev_rewards, weights=weights
             )
-        return (
-            tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs]),
-            tf.reshape(values, [steps, -1]),
-        )
+        dist_inputs = tf.reshape(dist_inputs, [steps, -1, self.distribution.num_inputs])
+        return dist_inputs, tf.reshape(values, [steps, -1])
 
-    def get_weights(self) -> dict[str, NDArray[Any]]:
+    def get_weights(self) -> dict[str, Array]:
         """Return copies of all weights by name, in order."""
         read = tf.raw_ops.ReadVariableOp  # takes half the time of a variable's own method
         return {
-            name: np.array(read(resource=v.handle, dtype=v.dtype).numpy())
-            for name, v in self.variables.items()
+            name: np.array(read(resource=variable.handle, dtype=variable.dtype).numpy())
+            for name, variable in self.variables.items()
         }
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def set_weights(self, weights: Columns) -> None:
         """Assign all weights.
 
         Raises:
             PolicyError: a weight is missing, unknown, not finite or has another shape; no weight is
                 changed then.
         """
-        check_weights(
-            {name: tuple(variable.shape) for name, variable in self.variables.items()}, weights
-        )
+        shapes = {name: tuple(variable.shape) for name, variable in self.variables.items()}
+        check_weights(shapes, weights)
         for name, variable in self.variables.items():
             variable.assign(weights[name])
 
@@ -387,9 +410,8 @@ class ActorCritic(Network):
         if mask is None:
             return dist_inputs
         if not np.array_equal(self._mask_entries, np.arange(self.layout.num_mask)):
-            mask = tf.gather(
-                tf.concat([mask, tf.ones_like(mask[:, :1])], axis=1), self._mask_entries, axis=1
-            )
+            padded = tf.concat([mask, tf.ones_like(mask[:, :1])], axis=1)
+            mask = tf.gather(padded, self._mask_entries, axis=1)
         return tf.where(mask > 0, dist_inputs, tf.constant(MASKED_LOGIT, dist_inputs.dtype))
 
     def _previous(self, actions: Any, rewards: Any) -> Any:
@@ -398,18 +420,17 @@ class ActorCritic(Network):
 
         Returns None for networks that don't look back.
         """
-        if self._looks_at is None:
+        if self._of_previous is None:
             if actions is not None or rewards is not None:
                 raise PolicyError("the network takes no previous actions and rewards")
             return None
         if actions is None or rewards is None:
             raise PolicyError("the network takes previous actions and rewards; none were given")
-        features = self._looks_at.features(
-            tf.reshape(actions, [-1, *self.distribution.action_shape])
-        )
-        return tf.concat([features, tf.reshape(tf.cast(rewards, tf.float32), [-1, 1])], axis=-1)
+        flat_actions = tf.reshape(actions, [-1, *self.distribution.action_shape])
+        flat_rewards = tf.reshape(tf.cast(rewards, tf.float32), [-1, 1])
+        return tf.concat([self._of_previous.features(flat_actions), flat_rewards], axis=-1)
 
-    def _split(self, state: Sequence[Any]) -> Parts:
+    def _split(self, state: State) -> Parts:
         expected = sum(branch.num_states for branch in self._branches)
         if len(state) != expected:
             raise PolicyError(

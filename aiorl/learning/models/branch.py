@@ -41,9 +41,19 @@ import tensorflow as tf
 
 from aiorl.config.code import import_object, named_failures
 from aiorl.config.schema import ModelConfig, Sizes
-from aiorl.data.obs_layout import ObsLayout
+from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import ConfigError
-from aiorl.learning.models.networks import ConvFilter, Stack, make_stack, orthogonal
+from aiorl.learning.models.networks import (
+    ConvFilter,
+    Layers,
+    Stack,
+    State,
+    Variables,
+    layer_variables,
+    make_stack,
+    orthogonal,
+    prefixed,
+)
 from aiorl.process.log_once import log_once
 
 logger = logging.getLogger(__name__)
@@ -82,9 +92,8 @@ class CustomNetwork:
         self._layout = layout
         self._takes_parts = takes_parts
         try:
-            self.output_shapes = [
-                tuple(output.shape) for output in self(tf.zeros([PROBE_ROWS, *layout.shape]))
-            ]
+            outputs = self(tf.zeros([PROBE_ROWS, *layout.shape]))
+            self.output_shapes = [tuple(output.shape) for output in outputs]
         except Exception as error:
             # custom layers can raise anything
             raise ConfigError(
@@ -101,9 +110,11 @@ class CustomNetwork:
         if self._takes_parts:
             inputs = self._parts(inputs)
         outputs = self.keras_model(inputs, training=False)
-        return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        if isinstance(outputs, list | tuple):
+            return list(outputs)
+        return [outputs]
 
-    def named_variables(self) -> dict[str, Any]:
+    def named_variables(self) -> Variables:
         """Return the Keras variables by name, for instance ``custom/0/kernel``."""
         return {
             f"custom/{index}/{item.name}": item
@@ -116,15 +127,15 @@ class CustomNetwork:
             inputs = self.keras_model.input
         except (AttributeError, ValueError):  # not a functional model: it gets all parts
             inputs = None
-        if isinstance(self.keras_model, keras.Sequential) or (
-            inputs is not None and not isinstance(inputs, dict)
-        ):
+        if isinstance(self.keras_model, keras.Sequential):
             return obs
-        places = self._layout.slices()
-        shapes = self._layout.parts
-        parts = {
-            name: keras.ops.reshape(obs[:, places[name]], [-1, *shapes[name]]) for name in shapes
-        } or {_WHOLE: obs}
+        if inputs is not None and not isinstance(inputs, dict):
+            return obs
+        parts = {}
+        for name, place in self._layout.slices().items():
+            parts[name] = keras.ops.reshape(obs[:, place], [-1, *self._layout.parts[name]])
+        if not parts:
+            parts[_WHOLE] = obs
         return {name: part for name, part in parts.items() if inputs is None or name in inputs}
 
 
@@ -158,7 +169,7 @@ class CustomStack(Stack):
         """See `Stack.__call__`."""
         return keras.ops.cast(self._network(inputs)[0], "float32")
 
-    def named_variables(self) -> dict[str, Any]:
+    def named_variables(self) -> Variables:
         """See `Stack.named_variables`."""
         return self._network.named_variables()
 
@@ -187,10 +198,12 @@ def make_custom_network(
     path = str(config.custom_model)
     make: CustomModel = import_object(path, key=CUSTOM_MODEL)
     takes_parts = _takes_parts(make)
-    asked = {_PARTS: dict(layout.parts) or {_WHOLE: layout.shape}} if takes_parts else {}
+    options = {}
+    if takes_parts:
+        options[_PARTS] = dict(layout.parts) or {_WHOLE: layout.shape}
     with _keras_seed(seed):
-        named = named_failures(make, f"{CUSTOM_MODEL} {path!r}", CUSTOM_MODEL)
-        model = named(layout.shape, num_outputs, settings, **asked)
+        checked_make = named_failures(make, f"{CUSTOM_MODEL} {path!r}", CUSTOM_MODEL)
+        model = checked_make(layout.shape, num_outputs, settings, **options)
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"{CUSTOM_MODEL} {path!r} returned a {type(model).__name__}, expected a Keras"
@@ -256,28 +269,23 @@ class RecurrentCell(keras.layers.Layer):  # type: ignore[misc]  # Keras is untyp
 
     def project(self, inputs: Any) -> Any:
         """Return the share [B, gates * H] of inputs [B, D] in the gates."""
-        return tf.matmul(inputs, tf.convert_to_tensor(self.kernel)) + tf.convert_to_tensor(
-            self.bias
-        )
+        products = tf.matmul(inputs, tf.convert_to_tensor(self.kernel))
+        return products + tf.convert_to_tensor(self.bias)
 
     @abstractmethod
-    def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(self, projected: Any, state: State) -> tuple[Any, list[Any]]:
         """Return outputs [B, H] and the next state, from the result of `project` [B, gates * H] and
         the state.
         """
 
-    def named_variables(self) -> dict[str, Any]:
+    def named_variables(self) -> Variables:
         """Return the Keras variables by name."""
-        return {
-            f"{self.name_in_model}/{variable.name}": variable
-            for variable in self.trainable_variables
-        }
+        return layer_variables(self.name_in_model, self)
 
     def _gates(self, rng: np.random.Generator, num_inputs: int, name: str) -> Any:
         """Create one orthogonal matrix per gate, side by side."""
-        values = np.concatenate(
-            [orthogonal(rng, (num_inputs, self.size)) for _ in range(self.num_gates)], axis=1
-        )
+        gates = [orthogonal(rng, (num_inputs, self.size)) for _ in range(self.num_gates)]
+        values = np.concatenate(gates, axis=1)
         return self.add_weight(
             shape=values.shape,
             initializer=lambda shape, dtype=None: tf.constant(values, dtype=dtype),
@@ -304,7 +312,7 @@ class LSTMCell(RecurrentCell):
         bias[size : 2 * size] = 1.0
         self.bias.assign(bias)
 
-    def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(self, projected: Any, state: State) -> tuple[Any, list[Any]]:
         """See the base class."""
         output, memory = state
         gates = projected + tf.matmul(output, tf.convert_to_tensor(self.recurrent_kernel))
@@ -329,22 +337,25 @@ class GRUCell(RecurrentCell):
         super().__init__(rng, num_inputs, size)
         self.recurrent_bias = self._bias("recurrent_bias")
 
-    def step(self, projected: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(self, projected: Any, state: State) -> tuple[Any, list[Any]]:
         """See the base class."""
         (output,) = state
         recurrent = tf.matmul(output, tf.convert_to_tensor(self.recurrent_kernel))
         recurrent += tf.convert_to_tensor(self.recurrent_bias)
         input_update, input_reset, input_candidate = tf.split(projected, 3, axis=-1)
-        own_update, own_reset, own_candidate = tf.split(recurrent, 3, axis=-1)
-        update = tf.sigmoid(input_update + own_update)
-        reset = tf.sigmoid(input_reset + own_reset)
-        candidate = tf.tanh(input_candidate + reset * own_candidate)
+        state_update, state_reset, state_candidate = tf.split(recurrent, 3, axis=-1)
+        update = tf.sigmoid(input_update + state_update)
+        reset = tf.sigmoid(input_reset + state_reset)
+        candidate = tf.tanh(input_candidate + reset * state_candidate)
         output = update * output + (1.0 - update) * candidate
         return output, [output]
 
 
 def run_sequence(
-    cell: RecurrentCell, features: Any, state: Sequence[Any], resets: Any
+    cell: RecurrentCell,
+    features: Any,
+    state: State,
+    resets: Any,
 ) -> tuple[Any, list[Any]]:
     """Run a cell over T steps.
 
@@ -359,38 +370,27 @@ def run_sequence(
     """
     steps = features.shape[0]
     width = features.shape[-1]
-    rows = tf.shape(features)[1] if features.shape[1] is None else features.shape[1]
+    rows = features.shape[1]
+    if rows is None:
+        rows = tf.shape(features)[1]
     projected = cell.project(tf.reshape(features, [-1, width]))
     projected = tf.reshape(projected, [steps, rows, cell.num_gates * cell.size])
-    keep = 1.0 - tf.cast(resets, tf.float32)[:, :, None]
+    continues = 1.0 - tf.cast(resets, tf.float32)[:, :, None]
     outputs = tf.TensorArray(tf.float32, size=steps, element_shape=[features.shape[1], cell.size])
 
     def advance(step: Any, collected: Any, current: list[Any]) -> tuple[Any, Any, list[Any]]:
-        kept = [component * keep[step] for component in current]
-        output, following = cell.step(projected[step], kept)
+        current = [component * continues[step] for component in current]
+        output, following = cell.step(projected[step], current)
         return step + 1, collected.write(step, output), following
 
+    start = [tf.convert_to_tensor(component) for component in state]
     _, outputs, last = tf.while_loop(
         lambda step, *_: step < steps,
         advance,
-        (tf.constant(0), outputs, list(state)),
+        (tf.constant(0), outputs, start),
         maximum_iterations=steps,
     )
     return outputs.stack(), list(last)
-
-
-NATURE_FILTERS: tuple[ConvFilter, ...] = (
-    (32, (8, 8), (4, 4)),
-    (64, (4, 4), (2, 2)),
-    (64, (3, 3), (1, 1)),
-)
-"""Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236; 512 dense units
-follow."""
-_NATURE_HIDDENS = (512,)
-_NATURE_MIN_SIZE = 36
-_SMALL_FILTERS: tuple[ConvFilter, ...] = ((16, (3, 3), (2, 2)), (32, (3, 3), (2, 2)))
-_SMALL_HIDDENS = (256,)
-_SMALL_MIN_SIZE = 7
 
 
 @dataclass(slots=True)
@@ -417,14 +417,14 @@ class Branch:
         """State components of the cell."""
         return 0 if self.cell is None else self.cell.num_states
 
-    def named_variables(self) -> dict[str, Any]:
+    def named_variables(self) -> Variables:
         """Return the Keras variables by name."""
         variables = self.stack.named_variables()
         if self.cell is not None:
             variables |= self.cell.named_variables()
-        return {f"{self.name}/{name}": variable for name, variable in variables.items()}
+        return prefixed(self.name, variables)
 
-    def step(self, obs: Any, previous: Any, state: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def step(self, obs: Any, previous: Any, state: State) -> tuple[Any, list[Any]]:
         """Return features [B, D] of observations [B, ...] and previous steps [B, E + 1] or None,
         and the next state.
         """
@@ -437,7 +437,7 @@ class Branch:
         self,
         flat_obs: Any,
         previous: Any,
-        state: Sequence[Any],
+        state: State,
         resets: Any,
         steps: int,
         *,
@@ -465,7 +465,9 @@ class Branch:
 
     def _cell_inputs(self, obs: Any, previous: Any) -> Any:
         features = self.stack(obs)
-        return features if previous is None else tf.concat([features, previous], axis=-1)
+        if previous is None:
+            return features
+        return tf.concat([features, previous], axis=-1)
 
 
 def make_branch(
@@ -481,7 +483,8 @@ def make_branch(
     if not config.is_recurrent:
         return Branch(name, stack, None)
     kind = LSTMCell if config.use_lstm else GRUCell
-    return Branch(name, stack, kind(rng, stack.num_outputs + num_previous, config.lstm_cell_size))
+    cell = kind(rng, stack.num_outputs + num_previous, config.lstm_cell_size)
+    return Branch(name, stack, cell)
 
 
 def make_trunk(
@@ -497,11 +500,12 @@ def make_trunk(
     """
     if config.custom_model:
         return CustomStack(layout, config, seed=int(rng.integers(1 << 31)))
-    filters, hiddens, activation = choose_layers(layout, obs_dtype, config)
+    layers = choose_layers(layout, obs_dtype, config)
+    if not has_hiddens:
+        layers = layers._replace(hiddens=())
     parts = nested_parts(layout, config)
     if parts is not None:
-        return _make_parts_stack(rng, parts, hiddens if has_hiddens else (), activation)
-    scale = _BYTE_SCALE if obs_dtype == "uint8" else 1.0
+        return _make_parts_stack(rng, parts, layers)
     has_channels_first = channels_first(layout.shape, obs_dtype)
     if has_channels_first and log_once("channels first"):
         logger.info(
@@ -510,10 +514,8 @@ def make_trunk(
     return make_stack(
         rng,
         channels_last(layout.shape, obs_dtype),
-        filters,
-        hiddens=hiddens if has_hiddens else (),
-        activation=activation,
-        scale=scale,
+        layers,
+        scale=_BYTE_SCALE if obs_dtype == "uint8" else 1.0,
         has_channels_first=has_channels_first,
     )
 
@@ -526,16 +528,14 @@ class ImagePart(NamedTuple):
         shape: its shape in the observation.
         dtype: "uint8" or "float32", as in the observation.
         scale: factor for its numbers before the first layer.
-        filters: its convolutions.
-        hiddens: widths of its dense layers, with ReLU.
+        layers: its layers; convolutions are among them.
     """
 
     place: slice
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: str
     scale: float
-    filters: tuple[ConvFilter, ...]
-    hiddens: tuple[int, ...]
+    layers: Layers
 
 
 class NestedParts(NamedTuple):
@@ -555,29 +555,48 @@ def nested_parts(layout: ObsLayout, config: ModelConfig) -> NestedParts | None:
     flattened.
     """
     places = layout.slices()
-    is_complete = sum(place.stop - place.start for place in places.values()) == layout.size
-    if (
-        not config.conv_parts or not places or not is_complete
-    ):  # names can be ambiguous, such as a.b
+    # names can be ambiguous, such as a.b: then a part is missing
+    is_complete = sum(map(math.prod, layout.parts.values())) == layout.size
+    if not config.conv_parts or not places or not is_complete:
         return None
     images: list[ImagePart] = []
     rest: list[slice] = []
     for name, place in places.items():
-        shape = layout.parts[name]
-        dtype = "uint8" if name in layout.byte_parts else "float32"
-        filters: tuple[ConvFilter, ...] = ()
-        if len(shape) == 3:
-            filters, hiddens, _ = _layers_of(shape, dtype, config)
-        if filters:
-            scale = _BYTE_SCALE if dtype == "uint8" and not layout.is_filtered else 1.0
-            # filters of the user's own are followed by fcnet_hiddens only
-            own_hiddens = () if config.conv_filters is not None else hiddens
-            images.append(
-                ImagePart(place, shape, dtype, scale=scale, filters=filters, hiddens=own_hiddens)
-            )
-        else:
+        image = _image_part(name, place, layout, config)
+        if image is None:
             rest.append(place)
-    return NestedParts(tuple(images), tuple(rest)) if images else None
+        else:
+            images.append(image)
+    if not images:
+        return None
+    return NestedParts(tuple(images), tuple(rest))
+
+
+def _image_part(
+    name: str,
+    place: slice,
+    layout: ObsLayout,
+    config: ModelConfig,
+) -> ImagePart | None:
+    """Return the part of an observation with this name as an image; None if it is not one."""
+    shape = layout.parts[name]
+    if len(shape) != 3:
+        return None
+    dtype = "uint8" if name in layout.byte_parts else "float32"
+    layers = _layers_of(shape, dtype, config)
+    if not layers.filters:
+        return None
+    if config.conv_filters is not None:
+        # fcnet_hiddens follow over the features of all parts only
+        layers = layers._replace(hiddens=())
+    is_scaled = dtype == "uint8" and not layout.is_filtered
+    return ImagePart(
+        place,
+        shape,
+        dtype,
+        scale=_BYTE_SCALE if is_scaled else 1.0,
+        layers=layers,
+    )
 
 
 class PartsStack(Stack):
@@ -602,29 +621,23 @@ class PartsStack(Stack):
         features += [flat[:, place] for place in self._parts.rest]
         return self._after(tf.concat(features, axis=-1))
 
-    def named_variables(self) -> dict[str, Any]:
+    def named_variables(self) -> Variables:
         """See `Stack.named_variables`."""
-        named = self._after.named_variables()
+        variables = self._after.named_variables()
         for index, stack in enumerate(self._stacks):
-            named |= {
-                f"image_{index}/{name}": variable
-                for name, variable in stack.named_variables().items()
-            }
-        return named
+            variables |= prefixed(f"image_{index}", stack.named_variables())
+        return variables
 
 
-def _make_parts_stack(
-    rng: np.random.Generator, parts: NestedParts, hiddens: Sequence[int], activation: str
-) -> PartsStack:
+def _make_parts_stack(rng: np.random.Generator, parts: NestedParts, layers: Layers) -> PartsStack:
+    """Create the stacks of images, and `layers` over the features of all parts."""
     if log_once("images in parts"):
         logger.info("%d parts of observations are treated as images", len(parts.images))
     stacks = [
         make_stack(
             rng,
             channels_last(image.shape, image.dtype),
-            image.filters,
-            hiddens=image.hiddens,
-            activation="relu",
+            image.layers,
             scale=image.scale,
             has_channels_first=channels_first(image.shape, image.dtype),
         )
@@ -632,12 +645,10 @@ def _make_parts_stack(
     ]
     num_features = sum(stack.num_outputs for stack in stacks)
     num_features += sum(place.stop - place.start for place in parts.rest)
-    return PartsStack(
-        parts, stacks, make_stack(rng, (num_features,), (), hiddens=hiddens, activation=activation)
-    )
+    return PartsStack(parts, stacks, make_stack(rng, (num_features,), layers))
 
 
-def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
+def channels_first(obs_shape: Shape, obs_dtype: str) -> bool:
     """Return True if observations are byte images [C, H, W], as in PyTorch: few channels before
     larger sides.
     """
@@ -646,29 +657,49 @@ def channels_first(obs_shape: tuple[int, ...], obs_dtype: str) -> bool:
     return min(obs_shape[1:]) >= max(_SMALL_MIN_SIZE, 2 * obs_shape[0])
 
 
-def channels_last(obs_shape: tuple[int, ...], obs_dtype: str) -> tuple[int, ...]:
+def channels_last(obs_shape: Shape, obs_dtype: str) -> Shape:
     """Return the shape of observations for convolutions: [H, W, C] for images."""
-    return (*obs_shape[1:], obs_shape[0]) if channels_first(obs_shape, obs_dtype) else obs_shape
+    if not channels_first(obs_shape, obs_dtype):
+        return obs_shape
+    return (*obs_shape[1:], obs_shape[0])
 
 
-def choose_layers(
-    layout: ObsLayout, obs_dtype: str, config: ModelConfig
-) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
-    """Return the convolutions (only for lone images), the dense layers after them, and their
-    activation.
+NATURE_FILTERS: tuple[ConvFilter, ...] = (
+    (32, (8, 8), (4, 4)),
+    (64, (4, 4), (2, 2)),
+    (64, (3, 3), (1, 1)),
+)
+"""Convolutions of Mnih et al. 2015, https://www.nature.com/articles/nature14236."""
+_NATURE_LAYERS = Layers(NATURE_FILTERS, hiddens=(512,), activation="relu")
+_NATURE_MIN_SIZE = 36
+"""Smaller side of the smallest images with these layers, in pixels."""
+_SMALL_LAYERS = Layers(
+    filters=((16, (3, 3), (2, 2)), (32, (3, 3), (2, 2))),
+    hiddens=(256,),
+    activation="relu",
+)
+_SMALL_MIN_SIZE = 7
+
+
+def choose_layers(layout: ObsLayout, obs_dtype: str, config: ModelConfig) -> Layers:
+    """Return the convolutions, for lone images only, and the dense layers after them.
 
     Images in nested observations have convolutions of their own (`nested_parts`), which these dense
     layers follow.
     """
     if nested_parts(layout, config) is not None:
-        return (), config.fcnet_hiddens, config.fcnet_activation
+        return Layers.of_dense(config)
     return _layers_of(layout.shape, obs_dtype, config)
 
 
-def _layers_of(
-    obs_shape: tuple[int, ...], obs_dtype: str, config: ModelConfig
-) -> tuple[tuple[ConvFilter, ...], tuple[int, ...], str]:
+def _layers_of(obs_shape: Shape, obs_dtype: str, config: ModelConfig) -> Layers:
+    """Return the layers over observations of one array.
+
+    Raises:
+        ConfigError: there are conv_filters, and the observations are no images.
+    """
     obs_shape = channels_last(obs_shape, obs_dtype)
+    layers = Layers.of_dense(config)
     if config.conv_filters is not None:
         if len(obs_shape) != 3:
             raise ConfigError(
@@ -681,14 +712,14 @@ def _layers_of(
             (channels, _pair(kernel), _pair(stride))
             for channels, kernel, stride in config.conv_filters
         )
-        return filters, config.fcnet_hiddens, config.fcnet_activation
+        return layers._replace(filters=filters)
     if len(obs_shape) == 3 and math.prod(obs_shape) > 0:
         smaller_side = min(obs_shape[:2])
         if smaller_side >= _NATURE_MIN_SIZE:
-            return NATURE_FILTERS, _NATURE_HIDDENS, "relu"
+            return _NATURE_LAYERS
         if smaller_side >= _SMALL_MIN_SIZE:
-            return _SMALL_FILTERS, _SMALL_HIDDENS, "relu"
-    return (), config.fcnet_hiddens, config.fcnet_activation
+            return _SMALL_LAYERS
+    return layers
 
 
 def _pair(size: Sizes) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from aiorl.acting.distributions import ActionDistribution, DiagGaussian
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
-from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
+from aiorl.learning.models.actor_critic import VALUE_GAIN, ActorCritic, Outputs, Parts
 from aiorl.learning.models.branch import (
     CUSTOM_MODEL,
     PROBE_ROWS,
@@ -59,35 +59,36 @@ class CustomActorCritic(ActorCritic):
         self.network = network
         self._branches = []
         self._gives_values = self._check_outputs()
-        named = network.named_variables()
+        variables = network.named_variables()
         if not self._gives_values:
             built_in = config.model_copy(update={"custom_model": None})
             self._value_branch = make_branch("value", layout, obs_dtype, config=built_in, rng=rng)
-            self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=1.0)
-            named |= self._value_branch.named_variables() | layer_variables(
-                "value/head", self._value_head
-            )
-        self._take_variables(named)
+            self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=VALUE_GAIN)
+            variables |= self._value_branch.named_variables()
+            variables |= layer_variables("value/head", self._value_head)
+        self._take_variables(variables)
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         outputs = self.network(obs)
         if self._gives_values:
             dist_inputs, values = outputs
         else:
-            dist_inputs = outputs[0]
-            values = self._value_head(self._value_branch.step(obs, None, [])[0])
+            (dist_inputs,) = outputs
+            features, _ = self._value_branch.step(obs, None, [])
+            values = self._value_head(features)
         dist_inputs = self._masked(tf.cast(dist_inputs, tf.float32), mask)
-        return Outputs(dist_inputs, tf.reshape(tf.cast(values, tf.float32), [-1]), [])
+        values = tf.reshape(tf.cast(values, tf.float32), [-1])
+        return Outputs(dist_inputs, values, state=[])
 
     def _check_outputs(self) -> bool:
         """Return True if the model returns values; raise ConfigError if its outputs are wrong."""
         shapes = self.network.output_shapes
         rows = PROBE_ROWS
-        wanted = (rows, self.distribution.num_inputs)
-        if shapes[:1] != [wanted] or shapes[1:] not in ([], [(rows,)], [(rows, 1)]):
+        expected = (rows, self.distribution.num_inputs)
+        if shapes[:1] != [expected] or shapes[1:] not in ([], [(rows,)], [(rows, 1)]):
             raise ConfigError(
                 f"the custom model gives outputs of shapes {shapes} for {rows} observations;"
-                f" expected {wanted}, alone or with values {(rows,)} or {(rows, 1)}.",
+                f" expected {expected}, alone or with values {(rows,)} or {(rows, 1)}.",
                 key=CUSTOM_MODEL,
             )
         return len(shapes) == 2
@@ -167,8 +168,8 @@ def build_model(
     """
     settings = dict(model_config or {})
     config = ModelConfig.of(settings)
-    shape = tuple(int(size) for size in obs_shape)
-    layout = ObsLayout(shape) if layout is None else layout
+    if layout is None:
+        layout = ObsLayout(tuple(int(size) for size in obs_shape))
     if config.free_log_std and not isinstance(distribution, DiagGaussian):
         raise ConfigError(
             f"free_log_std is for Gaussian actions, not {distribution.name}.",

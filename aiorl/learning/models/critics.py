@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,16 @@ from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.learning.models.branch import choose_layers, make_trunk
-from aiorl.learning.models.networks import Network, dense, layer_variables, make_stack
+from aiorl.learning.models.networks import (
+    Layers,
+    Network,
+    Variables,
+    Weights,
+    dense,
+    layer_variables,
+    make_stack,
+    prefixed,
+)
 
 _CRITIC_GAIN = 0.1
 
@@ -59,9 +67,9 @@ class Actor(ActorCritic):
         self._make_policy_head(rng, noise, gives_means=is_deterministic)
         self._take_named(policy=self._policy_head)
 
-    def outputs(self, obs: Any, *, weights: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-        """Return the network's own outputs [B, P] for observations [B, *obs_shape], and the mask
-        [B, M] or None.
+    def outputs(self, obs: Any, *, weights: Weights | None = None) -> tuple[Any, Any]:
+        """Return the outputs [B, P] of the last layer for observations [B, *obs_shape], and the
+        mask [B, M] or None.
 
         A deterministic network returns only the means, [B, P / 2]. Inputs that the mask forbids are
         MASKED_LOGIT.
@@ -72,10 +80,11 @@ class Actor(ActorCritic):
         """
         obs, mask = self._without_mask(obs)
         with self._using(weights):
-            return self._outputs(obs, mask)[0], mask
+            outputs, _ = self._outputs(obs, mask)
+        return outputs, mask
 
     def _outputs(self, obs: Any, mask: Any) -> tuple[Any, Any]:
-        """Return the network's own outputs for observations, and their features."""
+        """Return the outputs of the last layer for observations, and their features."""
         features, _ = self._branches[0].step(obs, None, [])
         return self._masked(self._dist_inputs(features), mask), features
 
@@ -83,7 +92,8 @@ class Actor(ActorCritic):
         inputs, features = self._outputs(obs, mask)
         if self._is_deterministic:
             inputs = tf.concat([inputs, tf.zeros_like(inputs) + LOG_STD_MIN], axis=-1)
-        return Outputs(inputs, tf.zeros_like(inputs[:, 0]), [], features)
+        values = tf.zeros_like(inputs[:, 0])
+        return Outputs(inputs, values, state=[], features=features)
 
 
 class Critics(Network):
@@ -118,30 +128,28 @@ class Critics(Network):
             UnsupportedSpaceError: a Box has no bounds.
         """
         self.layout = layout
-        self._box = (
-            SquashedGaussian(distribution.action_space)
-            if isinstance(distribution, DiagGaussian)
-            else None
-        )
-        num_actions, num_outputs = (
-            (0, distribution.num_inputs) if self._box is None else (self._box.low.size, 1)
-        )
-        hiddens = config.fcnet_hiddens
-        activation = str(config.fcnet_activation)
+        self._box: SquashedGaussian | None = None
+        action_size = 0
+        num_outputs = distribution.num_inputs
+        if isinstance(distribution, DiagGaussian):
+            self._box = SquashedGaussian(distribution.action_space)
+            action_size = self._box.low.size
+            num_outputs = 1
+        layers = Layers.of_dense(config)
         if not config.custom_model:
-            _, hiddens, activation = choose_layers(layout, obs_dtype, config)
+            # convolutions are part of the trunk
+            layers = choose_layers(layout, obs_dtype, config)._replace(filters=())
         self._networks = []
-        named: dict[str, Any] = {}
+        variables: Variables = {}
         for index in range(num_critics):
-            sight = make_trunk(layout, obs_dtype, config, rng, has_hiddens=False)
-            hidden = make_stack(
-                rng, (sight.num_outputs + num_actions,), (), hiddens=hiddens, activation=activation
-            )
+            trunk = make_trunk(layout, obs_dtype, config, rng, has_hiddens=False)
+            hidden = make_stack(rng, (trunk.num_outputs + action_size,), layers)
             head = dense(rng, hidden.num_outputs, num_outputs, gain=_CRITIC_GAIN)
-            self._networks.append((sight, hidden, head))
-            own = sight.named_variables() | hidden.named_variables() | layer_variables("head", head)
-            named |= {f"critic_{index}/{name}": item for name, item in own.items()}
-        self._take_variables(named)
+            self._networks.append((trunk, hidden, head))
+            of_critic = trunk.named_variables() | hidden.named_variables()
+            of_critic |= layer_variables("head", head)
+            variables |= prefixed(f"critic_{index}", of_critic)
+        self._take_variables(variables)
 
     def unit(self, actions: Any) -> Any:
         """Scale actions [B, *action_shape] of a Box to numbers [B, D], -1 at the lower and 1 at the
@@ -151,7 +159,8 @@ class Critics(Network):
         """
         assert self._box is not None, "choices have no bounds"
         flat = tf.cast(tf.reshape(actions, [-1, self._box.low.size]), tf.float32)
-        return tf.clip_by_value((flat - self._box.low) * (2.0 / self._box.span) - 1.0, -1.0, 1.0)
+        scaled = (flat - self._box.low) * (2.0 / self._box.span) - 1.0
+        return tf.clip_by_value(scaled, -1.0, 1.0)
 
     @property
     def log_unit(self) -> float:
@@ -159,11 +168,9 @@ class Critics(Network):
         assert self._box is not None, "choices have no density"
         return float(np.log(0.5 * self._box.span).sum())
 
-    def q(
-        self, obs: Any, unit_actions: Any = None, *, weights: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Return the critics' values of observations [B, *obs_shape]: [C, B] of given actions, or
-        [C, B, A] of all.
+    def q(self, obs: Any, unit_actions: Any = None, *, weights: Weights | None = None) -> Any:
+        """Return the critics' values of observations [B, *obs_shape]: [C, B] of `unit_actions`, or
+        [C, B, A] of all choices.
 
         Args:
             obs: [B, *obs_shape]; an action mask among the observations is ignored.
@@ -173,10 +180,12 @@ class Critics(Network):
         obs, _ = self._without_mask(obs)
         values = []
         with self._using(weights):
-            for sight, hidden, head in self._networks:
-                features = sight(obs)
+            for trunk, hidden, head in self._networks:
+                features = trunk(obs)
                 if unit_actions is not None:
                     features = tf.concat([features, unit_actions], axis=-1)
                 values.append(head(hidden(features)))
         stacked = tf.stack(values)
-        return stacked if self._box is None else tf.squeeze(stacked, axis=-1)
+        if self._box is None:
+            return stacked
+        return tf.squeeze(stacked, axis=-1)

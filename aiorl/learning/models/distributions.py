@@ -75,11 +75,14 @@ class Choices(Distribution):
         super().__init__(twin)
         # NumPy arrays become constants of a traced graph; tensors created here would become its
         # inputs
-        self._start = np.asarray(twin.start, np.int32)
-        several = twin if isinstance(twin, acting.MultiCategorical) else None
-        self._components = 1 if several is None else len(several.sizes)
-        self._widest = twin.num_inputs if several is None else int(several.sizes.max())
-        positions = np.arange(twin.num_inputs) if several is None else several.positions
+        self._start = np.asarray(twin.start, np.int32).reshape(-1)
+        self._components = 1
+        self._widest = twin.num_inputs
+        positions = np.arange(twin.num_inputs)
+        if isinstance(twin, acting.MultiCategorical):
+            self._components = len(twin.sizes)
+            self._widest = int(twin.sizes.max())
+            positions = twin.positions
         self._positions = positions.astype(np.int32)
         # logit at each place of the padded components; padding uses an extra last one
         self._sources = np.full(self._components * self._widest, self.num_inputs, np.int32)
@@ -88,51 +91,48 @@ class Choices(Distribution):
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
-        log_probabilities = tf.nn.log_softmax(self._padded(inputs))
+        log_p = self._log_probabilities(inputs)
         # with a mask: XLA on a CPU is slow at gathering and scattering
         mask = tf.one_hot(
             self._index(actions), self._widest, on_value=True, off_value=False, dtype=tf.bool
         )
-        return tf.reduce_sum(
-            tf.reduce_sum(tf.where(mask, log_probabilities, 0.0), axis=-1), axis=-1
-        )
+        return _sums(_sums(tf.where(mask, log_p, 0.0)))
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
-        log_probabilities = tf.nn.log_softmax(self._padded(inputs))
-        return tf.reduce_sum(
-            -tf.reduce_sum(tf.exp(log_probabilities) * log_probabilities, axis=-1), axis=-1
-        )
+        log_p = self._log_probabilities(inputs)
+        return _sums(-_sums(tf.exp(log_p) * log_p))
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
-        mine = tf.nn.log_softmax(self._padded(inputs))
-        others = tf.nn.log_softmax(self._padded(other))
-        return tf.reduce_sum(tf.reduce_sum(tf.exp(mine) * (mine - others), axis=-1), axis=-1)
+        log_p = self._log_probabilities(inputs)
+        log_q = self._log_probabilities(other)
+        return _sums(_sums(tf.exp(log_p) * (log_p - log_q)))
 
     def features(self, actions: Any) -> Any:
         """Return each choice one-hot; zeros for invalid numbers, such as 0 at an episode's start in
         a space from 1.
         """
         # ONNX's one-hot operator would wrap an invalid number around
-        is_chosen = tf.equal(
-            self._index(actions)[..., None], np.arange(self._widest, dtype=np.int32)
-        )
+        choices = np.arange(self._widest, dtype=np.int32)
+        is_chosen = tf.equal(self._index(actions)[..., None], choices)
         padded = tf.reshape(tf.cast(is_chosen, tf.float32), [-1, len(self._sources)])
-        return tf.gather(padded, self._positions, axis=1) if self._is_padded else padded
+        if not self._is_padded:
+            return padded
+        return tf.gather(padded, self._positions, axis=1)
 
     def _index(self, actions: Any) -> Any:
         """Return the numbers of the choices [B, C], from 0."""
-        return tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32) - self._start.reshape(
-            -1
-        )
+        numbers = tf.cast(tf.reshape(actions, [-1, self._components]), tf.int32)
+        return numbers - self._start
 
-    def _padded(self, inputs: Any) -> Any:
-        """Return the logits as [B, C, W]."""
+    def _log_probabilities(self, inputs: Any) -> Any:
+        """Return the log-probabilities of all choices, [B, C, W]."""
         if self._is_padded:
             padded = tf.pad(inputs, [[0, 0], [0, 1]], constant_values=MASKED_LOGIT)
             inputs = tf.gather(padded, self._sources, axis=1)
-        return tf.reshape(inputs, [-1, self._components, self._widest])
+        logits = tf.reshape(inputs, [-1, self._components, self._widest])
+        return tf.nn.log_softmax(logits)
 
 
 class Bernoulli(Distribution):
@@ -140,18 +140,17 @@ class Bernoulli(Distribution):
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
-        return -tf.reduce_sum(
-            tf.nn.softplus(tf.where(self.features(actions) > 0, -inputs, inputs)), axis=-1
-        )
+        is_set = self.features(actions) > 0
+        return -_sums(tf.nn.softplus(tf.where(is_set, -inputs, inputs)))
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
-        return tf.reduce_sum(tf.nn.softplus(inputs) - inputs * tf.sigmoid(inputs), axis=-1)
+        return _sums(tf.nn.softplus(inputs) - inputs * tf.sigmoid(inputs))
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
         ones = tf.sigmoid(inputs) * (inputs - other)
-        return tf.reduce_sum(ones + tf.nn.softplus(other) - tf.nn.softplus(inputs), axis=-1)
+        return _sums(ones + tf.nn.softplus(other) - tf.nn.softplus(inputs))
 
     def features(self, actions: Any) -> Any:
         """Return the bits as numbers."""
@@ -174,7 +173,8 @@ class DiagGaussian(Distribution):
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
-        return tf.reduce_sum(self._parameters(inputs)[1] + (_HALF_LOG_2PI + 0.5), axis=-1)
+        _, log_std = self._parameters(inputs)
+        return _sums(log_std + (_HALF_LOG_2PI + 0.5))
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
@@ -182,9 +182,7 @@ class DiagGaussian(Distribution):
         other_mean, other_log_std = self._parameters(other)
         shift = (mean - other_mean) * tf.exp(-other_log_std)
         spread = tf.exp(2.0 * (log_std - other_log_std))
-        return tf.reduce_sum(
-            other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0), axis=-1
-        )
+        return _sums(other_log_std - log_std + 0.5 * (spread + shift * shift - 1.0))
 
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         """Sample actions [B, *action_shape] with their log-densities [B]; `seed` [2] int32
@@ -202,17 +200,17 @@ class DiagGaussian(Distribution):
     def _draw_normal(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         mean, log_std = self._parameters(inputs)
         noise = tf.random.stateless_normal(tf.shape(mean), seed)
-        logp = tf.reduce_sum(-0.5 * noise * noise - log_std - _HALF_LOG_2PI, axis=-1)
+        logp = _log_density(noise, log_std)
         return mean + tf.exp(log_std) * noise, logp
 
     def _parameters(self, inputs: Any) -> tuple[Any, Any]:
+        mean = inputs[:, : self._size]
         log_std = inputs[:, self._size : 2 * self._size]
-        return inputs[:, : self._size], tf.clip_by_value(log_std, LOG_STD_MIN, LOG_STD_MAX)
+        return mean, tf.clip_by_value(log_std, LOG_STD_MIN, LOG_STD_MAX)
 
     def _normal_logp(self, inputs: Any, values: Any) -> Any:
         mean, log_std = self._parameters(inputs)
-        distance = (values - mean) * tf.exp(-log_std)
-        return tf.reduce_sum(-0.5 * distance * distance - log_std - _HALF_LOG_2PI, axis=-1)
+        return _log_density((values - mean) * tf.exp(-log_std), log_std)
 
     def _flat(self, actions: Any) -> Any:
         return tf.cast(tf.reshape(actions, [-1, self._size]), tf.float32)
@@ -239,10 +237,9 @@ class ScaledGaussian(DiagGaussian):
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         """See `DiagGaussian`."""
         values, logp = self._draw_normal(inputs, seed)
-        scaled = (
-            tf.cast(values, self._scale.centre.dtype) * self._scale.half_range + self._scale.centre
-        )
-        return self._to_actions(scaled), logp - self._scale.log_volume
+        units = tf.cast(values, self._scale.centre.dtype)
+        numbers = units * self._scale.half_range + self._scale.centre
+        return self._to_actions(numbers), logp - self._scale.log_volume
 
     def features(self, actions: Any) -> Any:
         """Return the numbers in units; zeros, which stand for no action at an episode's start, can
@@ -265,16 +262,16 @@ class SquashedGaussian(DiagGaussian):
 
     def __init__(self, twin: acting.SquashedGaussian) -> None:
         super().__init__(twin)
-        self._low, self._high, self._span = (
-            tf.constant(part) for part in (twin.low, twin.high, twin.span)
-        )
+        self._low = tf.constant(twin.low)
+        self._high = tf.constant(twin.high)
+        self._span = tf.constant(twin.span)
 
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class; actions beyond the bounds are clipped."""
         squashed = self._flat(actions)
         log_p = tf.math.log(tf.maximum((squashed - self._low) / self._span, EDGE))
         log_q = tf.math.log(tf.maximum((self._high - squashed) / self._span, EDGE))
-        slope = tf.reduce_sum(log_p + log_q + tf.math.log(2.0 * self._span), axis=-1)
+        slope = _sums(log_p + log_q + tf.math.log(2.0 * self._span))
         return self._normal_logp(inputs, 0.5 * (log_p - log_q)) - slope
 
     def entropy(self, inputs: Any) -> Any:
@@ -285,22 +282,20 @@ class SquashedGaussian(DiagGaussian):
         mean = mean[:, :, None]
         spread = tf.sqrt(tf.exp(2.0 * log_std)[:, :, None] + _LOGISTIC_DEVIATIONS**2)
         ratio = mean / (math.sqrt(2.0) * spread)
-        folded = spread * math.sqrt(2.0 / math.pi) * tf.exp(-ratio * ratio) + mean * tf.math.erf(
-            ratio
-        )
-        slope = 2.0 * math.log(2.0) - 2.0 * tf.reduce_sum(folded * _LOGISTIC_WEIGHTS, axis=-1)
-        return super().entropy(inputs) + tf.reduce_sum(
-            slope + tf.math.log(0.5 * self._span), axis=-1
-        )
+        folded = spread * math.sqrt(2.0 / math.pi) * tf.exp(-ratio * ratio)
+        folded += mean * tf.math.erf(ratio)
+        slope = 2.0 * math.log(2.0) - 2.0 * _sums(folded * _LOGISTIC_WEIGHTS)
+        return super().entropy(inputs) + _sums(slope + tf.math.log(0.5 * self._span))
 
     def sample_with_logp(self, inputs: Any, seed: Any) -> tuple[Any, Any]:
         """See `DiagGaussian`."""
         values, logp = self._draw_normal(inputs, seed)
-        slope = tf.reduce_sum(_log_tanh_slope(values) + tf.math.log(0.5 * self._span), axis=-1)
+        slope = _sums(_log_tanh_slope(values) + tf.math.log(0.5 * self._span))
         return self._to_actions(self._squash(values)), logp - slope
 
     def _squash(self, values: Any) -> Any:
-        return tf.minimum(self._low + self._span * (0.5 * (tf.tanh(values) + 1.0)), self._high)
+        share = 0.5 * (tf.tanh(values) + 1.0)
+        return tf.minimum(self._low + self._span * share, self._high)
 
 
 class Composite(Distribution):
@@ -314,12 +309,11 @@ class Composite(Distribution):
     def logp(self, inputs: Any, actions: Any) -> Any:
         """See the base class."""
         actions = tf.convert_to_tensor(actions)
-        return tf.add_n(
-            [
-                kind.logp(inputs[:, part.inputs], actions[:, part.actions])
-                for kind, part in self._parts
-            ]
-        )
+        terms = [
+            kind.logp(inputs[:, part.inputs], actions[:, part.actions])
+            for kind, part in self._parts
+        ]
+        return tf.add_n(terms)
 
     def entropy(self, inputs: Any) -> Any:
         """See the base class."""
@@ -327,16 +321,16 @@ class Composite(Distribution):
 
     def kl(self, inputs: Any, other: Any) -> Any:
         """See the base class."""
-        return tf.add_n(
-            [kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts]
-        )
+        terms = [
+            kind.kl(inputs[:, part.inputs], other[:, part.inputs]) for kind, part in self._parts
+        ]
+        return tf.add_n(terms)
 
     def features(self, actions: Any) -> Any:
         """Return the features of all components."""
         actions = tf.convert_to_tensor(actions)
-        return tf.concat(
-            [kind.features(actions[:, part.actions]) for kind, part in self._parts], axis=1
-        )
+        parts = [kind.features(actions[:, part.actions]) for kind, part in self._parts]
+        return tf.concat(parts, axis=1)
 
 
 _TWINS: dict[str, Callable[[Any], Distribution]] = {
@@ -356,6 +350,18 @@ _TWINS: dict[str, Callable[[Any], Distribution]] = {
 def to_tf_distribution(distribution: acting.ActionDistribution) -> Distribution:
     """Return the TensorFlow counterpart of a NumPy distribution."""
     return _TWINS[distribution.name](distribution)
+
+
+def _sums(values: Any) -> Any:
+    """Return the sums over the last dimension."""
+    return tf.reduce_sum(values, axis=-1)
+
+
+def _log_density(distance: Any, log_std: Any) -> Any:
+    """Return the log-density [B] of normal variables, at a distance [B, D] in deviations from their
+    means.
+    """
+    return _sums(-0.5 * distance * distance - log_std - _HALF_LOG_2PI)
 
 
 def _log_tanh_slope(values: Any) -> Any:

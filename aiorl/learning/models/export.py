@@ -9,12 +9,11 @@ and compared with the model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import (
     DIST_INPUTS_OUTPUT,
@@ -29,6 +28,7 @@ from aiorl.acting.acting_graph import (
     ArraySpec,
     Previous,
 )
+from aiorl.data.columns import Array, Columns
 from aiorl.data.spaces import space_to_dict
 from aiorl.errors import ExportError, PolicyError
 from aiorl.learning.models.actor_critic import ActorCritic
@@ -90,10 +90,10 @@ def describe_policy(
 
 def make_acting_spec(model: ActorCritic) -> ActingSpec:
     """Return the description of a model's acting graph."""
-    weights = tuple(
-        ArraySpec(name, tuple(int(size) for size in variable.shape), str(variable.dtype.name))
+    weights = [
+        ArraySpec(name, tuple(variable.shape), variable.dtype.name)
         for name, variable in model.variables.items()
-    )
+    ]
     return ActingSpec(
         obs_shape=model.obs_shape,
         obs_dtype=model.obs_dtype,
@@ -101,7 +101,7 @@ def make_acting_spec(model: ActorCritic) -> ActingSpec:
         num_dist_inputs=model.distribution.num_inputs,
         distribution=model.distribution.name,
         action_space=space_to_dict(model.distribution.action_space),
-        weights=weights,
+        weights=tuple(weights),
         prev_action=_prev_action(model),
         num_features=model.distribution.num_features,
         noise_size=model.noise_size,
@@ -117,24 +117,20 @@ def acting_signature(spec: ActingSpec) -> list[tf.TensorSpec]:
         prev = spec.prev_action
         signature.append(tf.TensorSpec((None, *prev.shape), prev.dtype, name=PREV_ACTIONS_INPUT))
         signature.append(tf.TensorSpec((None,), tf.float32, name=PREV_REWARDS_INPUT))
-    return signature + [
-        tf.TensorSpec((None, *shape), tf.float32, name=name)
-        for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True)
-    ]
+    for name, shape in zip(spec.state_inputs, spec.state_shapes, strict=True):
+        signature.append(tf.TensorSpec((None, *shape), tf.float32, name=name))
+    return signature
 
 
 def _prev_action(model: ActorCritic) -> ArraySpec | None:
     if not model.uses_previous_step:
         return None
     kind = model.distribution
-    return ArraySpec(
-        PREV_ACTIONS_INPUT,
-        kind.action_shape,
-        "int64" if kind.action_dtype.kind in "iub" else "float32",
-    )
+    dtype = "int64" if kind.action_dtype.kind in "iub" else "float32"
+    return ArraySpec(PREV_ACTIONS_INPUT, kind.action_shape, dtype)
 
 
-def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArray[Any]]]:
+def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, Array]]:
     """Return the ONNX model, with weights as inputs ``weight_0``, ``weight_1``, ..., and captured
     constants.
     """
@@ -149,30 +145,30 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
         previous = rest[:num_previous]
         state = rest[num_previous:num_inputs]
         weights = rest[len(rest) - len(names) :]
-        noise = rest[num_inputs] if spec.noise_size else None
-        own = dict(zip(names, weights, strict=True))
         dist_inputs, values, state_out = model.forward_step(
-            obs, list(state), *previous, weights=own, for_acting=True, noise=noise
+            obs,
+            list(state),
+            *previous,
+            weights=dict(zip(names, weights, strict=True)),
+            for_acting=True,
+            noise=rest[num_inputs] if spec.noise_size else None,
         )
         outputs = {DIST_INPUTS_OUTPUT: dist_inputs, VF_OUTPUT: values}
-        return outputs | {
-            f"state_out_{index}": tf.identity(item) for index, item in enumerate(state_out)
-        }
+        for index, component in enumerate(state_out):
+            outputs[f"state_out_{index}"] = tf.identity(component)
+        return outputs
 
     signature = acting_signature(spec)
     if spec.noise_size:
         signature.append(tf.TensorSpec((None, spec.noise_size), tf.float32, name=NOISE_INPUT))
-    signature += [
-        tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}")
-        for index, weight in enumerate(spec.weights)
-    ]
+    for index, weight in enumerate(spec.weights):
+        signature.append(tf.TensorSpec(weight.shape, weight.dtype, name=f"weight_{index}"))
     logger = logging.getLogger("tf2onnx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        function = tf.function(
-            act, input_signature=signature, autograph=False
-        )  # as for the update; saves a second
+        # without autograph, as for the update; saves a second
+        function = tf.function(act, input_signature=signature, autograph=False)
         converted, _ = convert.from_function(function, input_signature=signature, opset=_OPSET)
         # tensors that a custom layer created earlier, captured by the traced function
         captures = function.get_concrete_function().graph.captures
@@ -187,50 +183,48 @@ def _convert(model: ActorCritic, spec: ActingSpec) -> tuple[Any, dict[str, NDArr
     return converted, constants
 
 
-def _to_external_weights(
-    converted: Any, constants: Mapping[str, NDArray[Any]], spec: ActingSpec
-) -> bytes:
+def _to_external_weights(converted: Any, constants: Columns, spec: ActingSpec) -> bytes:
+    """Return the serialised ONNX model, in which weights are external data and `constants` are part
+    of it.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     graph = converted.graph
-    renamed = {f"weight_{index}": weight.name for index, weight in enumerate(spec.weights)}
-    inputs = {item.name for item in graph.input}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(value), name)
-        for name, value in constants.items()
-        if name in inputs
-    )
-    kept = [item for item in graph.input if item.name not in renamed and item.name not in constants]
+    names = {f"weight_{index}": weight.name for index, weight in enumerate(spec.weights)}
+    inputs = []
+    for item in graph.input:
+        if item.name in constants:
+            value = np.asarray(constants[item.name])
+            graph.initializer.append(numpy_helper.from_array(value, item.name))
+        elif item.name not in names:
+            inputs.append(item)
     del graph.input[:]
-    graph.input.extend(kept)
-    _rename_inputs(graph, renamed)
+    graph.input.extend(inputs)
+    _rename_inputs(graph, names)
     for weight in spec.weights:
         tensor = TensorProto(name=weight.name, dims=weight.shape)
         tensor.data_type = helper.np_dtype_to_tensor_dtype(np.dtype(weight.dtype))
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (
-            ("location", WEIGHTS_LOCATION),
-            ("offset", "0"),
-            ("length", str(weight.num_bytes)),
-        ):
-            tensor.external_data.add(key=key, value=value)
+        tensor.external_data.add(key="location", value=WEIGHTS_LOCATION)
+        tensor.external_data.add(key="offset", value="0")
+        tensor.external_data.add(key="length", value=str(weight.num_bytes))
         graph.initializer.append(tensor)
     if spec.noise_size:  # default for callers without noise; one row for all
-        graph.initializer.append(
-            numpy_helper.from_array(np.zeros((1, spec.noise_size), np.float32), NOISE_INPUT)
-        )
+        no_noise = np.zeros((1, spec.noise_size), np.float32)
+        graph.initializer.append(numpy_helper.from_array(no_noise, NOISE_INPUT))
     serialised: bytes = converted.SerializeToString()
     return serialised
 
 
-def _rename_inputs(graph: Any, renamed: dict[str, str]) -> None:
+def _rename_inputs(graph: Any, names: dict[str, str]) -> None:
+    """Rename inputs of nodes, also of inner graphs; `names` has the new name of each."""
     for node in graph.node:
         for position, name in enumerate(node.input):
-            if name in renamed:
-                node.input[position] = renamed[name]
+            if name in names:
+                node.input[position] = names[name]
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
-                _rename_inputs(inner, renamed)
+                _rename_inputs(inner, names)
 
 
 def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> None:
@@ -238,7 +232,7 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
     weights.
     """
     rng = np.random.default_rng(0)
-    obs: NDArray[Any] = rng.standard_normal((3, *spec.obs_shape)).astype(np.float32)
+    obs: Array = rng.standard_normal((3, *spec.obs_shape)).astype(np.float32)
     if spec.obs_dtype == "uint8":
         obs = rng.integers(0, 256, (3, *spec.obs_shape), dtype=np.uint8)
     state = [rng.standard_normal((3, *shape)).astype(np.float32) for shape in spec.state_shapes]
@@ -254,26 +248,21 @@ def _check_against_model(model: ActorCritic, graph: bytes, spec: ActingSpec) -> 
         list(map(tf.constant, state)),
         *map(tf.constant, prev or ()),
         for_acting=True,
-        noise=None if noise is None else tf.constant(noise),
+        noise=noise,
     )
+    expected = [output.numpy() for output in (dist_inputs, values, *state_out)]
     try:
         acting = ActingGraph(graph, spec)
         acting.set_weights(model.get_weights())
-        acting_dist_inputs, acting_values, acting_state_out = acting.run(
-            obs, state, prev, noise=noise
-        )
+        dist_inputs, values, state_out = acting.run(obs, state, prev, noise=noise)
     except PolicyError as error:
         raise ExportError(f"the model's acting graph doesn't run: {error}") from error
-    expected: Sequence[Any] = (dist_inputs, values, *state_out)
-    for name, want, got in zip(
-        spec.output_names,
-        expected,
-        (acting_dist_inputs, acting_values, *acting_state_out),
-        strict=True,
-    ):
-        if got.shape != want.shape or not np.allclose(
-            got, want.numpy(), rtol=_TOLERANCE, atol=_TOLERANCE
-        ):
+    outputs = (dist_inputs, values, *state_out)
+    for name, right, output in zip(spec.output_names, expected, outputs, strict=True):
+        is_close = output.shape == right.shape and np.allclose(
+            output, right, rtol=_TOLERANCE, atol=_TOLERANCE
+        )
+        if not is_close:
             raise ExportError(
                 f"the acting graph's {name} differs from the model's; it can't act without"
                 " TensorFlow"

@@ -10,25 +10,51 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
-from aiorl.data.obs_layout import ObsLayout
+from aiorl.config.schema import ModelConfig
+from aiorl.data.columns import F32
+from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import ConfigError
 
 ConvFilter = tuple[int, tuple[int, int], tuple[int, int]]
 """Channels, kernel height and width, vertical and horizontal stride."""
 
+
+class Layers(NamedTuple):
+    """Layers over observations or features.
+
+    Attributes:
+        filters: convolutions, with ReLU.
+        hiddens: widths of the dense layers after them.
+        activation: activation of the dense layers.
+    """
+
+    filters: tuple[ConvFilter, ...]
+    hiddens: tuple[int, ...]
+    activation: str
+
+    @classmethod
+    def of_dense(cls, config: ModelConfig) -> Layers:
+        """Return the dense layers of a config alone."""
+        return cls((), config.fcnet_hiddens, config.fcnet_activation)
+
+
+Variables = dict[str, Any]
+"""Keras variables by name."""
+Weights = Mapping[str, Any]
+"""Tensors by the names of a network's variables, to use in their place."""
+State = Sequence[Any]
+"""Recurrent state of B rows, [B, ...] for each component."""
+
 HIDDEN_GAIN = math.sqrt(2.0)
 
 
-def orthogonal(
-    rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0
-) -> NDArray[np.float32]:
+def orthogonal(rng: np.random.Generator, shape: Sequence[int], gain: float = 1.0) -> F32:
     """Return a matrix of the given shape with orthonormal rows or columns, multiplied by `gain`.
 
     Leading axes count as rows: a convolution's kernel [H, W, C, D] is one matrix [H W C, D].
@@ -47,8 +73,9 @@ def orthogonal(
     else:
         basis, triangle = np.linalg.qr(tall)
         basis *= np.sign(np.diag(triangle))
-    matrix = basis if rows >= columns else basis.T
-    return (gain * matrix).reshape(shape).astype(np.float32)
+    if rows < columns:
+        basis = basis.T
+    return (gain * basis).reshape(shape).astype(np.float32)
 
 
 class Stack:
@@ -91,12 +118,12 @@ class Stack:
             features = layer(features)
         return features
 
-    def named_variables(self) -> dict[str, Any]:
+    def named_variables(self) -> Variables:
         """Return the Keras variables by name, for instance ``dense_0/kernel``."""
-        found: dict[str, Any] = {}
+        variables: Variables = {}
         for name, layer in self._layers:
-            found |= layer_variables(name, layer)
-        return found
+            variables |= layer_variables(name, layer)
+        return variables
 
 
 class Network:
@@ -120,12 +147,12 @@ class Network:
         """Trainable variables in order, for optimisers and gradients."""
         return list(self.trainable.values())
 
-    def _take_variables(self, named: Mapping[str, Any]) -> None:
+    def _take_variables(self, variables: Variables) -> None:
         """Take over Keras variables by name."""
-        self._keras_variables = dict(named)
-        self.variables = {name: item.value for name, item in named.items()}
+        self._keras_variables = variables
+        self.variables = {name: item.value for name, item in variables.items()}
 
-    def _using(self, weights: Mapping[str, Any] | None) -> Any:
+    def _using(self, weights: Weights | None) -> Any:
         """Return a context in which tensors by name replace all variables; None changes nothing."""
         if weights is None:
             return nullcontext()
@@ -143,9 +170,14 @@ class Network:
         return tf.reshape(obs[:, size:], [-1, *self.layout.shape]), obs[:, :size]
 
 
-def layer_variables(name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+def layer_variables(name: str, layer: keras.layers.Layer) -> Variables:
     """Return the Keras variables of a layer by name, for instance ``NAME/kernel``."""
     return {f"{name}/{variable.name}": variable for variable in layer.trainable_variables}
+
+
+def prefixed(prefix: str, variables: Variables) -> Variables:
+    """Return variables by their names with ``PREFIX/`` before them."""
+    return {f"{prefix}/{name}": variable for name, variable in variables.items()}
 
 
 def dense(
@@ -166,30 +198,35 @@ def dense(
 
 def make_stack(
     rng: np.random.Generator,
-    obs_shape: tuple[int, ...],
-    filters: Sequence[ConvFilter],
-    hiddens: Sequence[int],
-    activation: str,
+    obs_shape: Shape,
+    layers: Layers,
     *,
     scale: float = 1.0,
     has_channels_first: bool = False,
 ) -> Stack:
-    """Return convolutions with ReLU over [H, W, C] without padding, if there are any, flattened,
-    then dense layers.
+    """Return convolutions over [H, W, C] without padding, if there are any, flattened, then dense
+    layers.
+
+    Args:
+        rng: generator of the initial weights.
+        obs_shape: shape of the inputs for the layers: [H, W, C] for convolutions.
+        layers: the layers to create.
+        scale: see `Stack`.
+        has_channels_first: see `Stack`.
 
     Raises:
         ConfigError: the image is smaller than a kernel.
     """
     shape = obs_shape
-    layers: list[tuple[str, keras.layers.Layer]] = []
-    for index, (size, kernel, stride) in enumerate(filters):
+    built: list[tuple[str, keras.layers.Layer]] = []
+    for index, (size, kernel, stride) in enumerate(layers.filters):
         height, width, channels = shape
         if height < kernel[0] or width < kernel[1]:
             raise ConfigError(
                 f"conv_filters don't fit observations of {obs_shape}: filter {index} with a"
                 f" {kernel[0]}x{kernel[1]} kernel meets an image of {height}x{width}.",
                 key="model.conv_filters",
-                value=filters,
+                value=layers.filters,
                 hint="Use smaller kernels or strides, or fewer filters.",
             )
         weights = orthogonal(rng, (*kernel, channels, size), HIDDEN_GAIN)
@@ -197,20 +234,21 @@ def make_stack(
             size, kernel, stride, activation="relu", kernel_initializer=_fixed(weights)
         )
         layer.build((None, *shape))
-        layers.append((f"conv_{index}", layer))
-        shape = ((height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1, size)
+        built.append((f"conv_{index}", layer))
+        height = (height - kernel[0]) // stride[0] + 1
+        width = (width - kernel[1]) // stride[1] + 1
+        shape = (height, width, size)
     if len(shape) != 1:
-        layers.append(("flatten", keras.layers.Flatten()))
+        built.append(("flatten", keras.layers.Flatten()))
     features = math.prod(shape)
-    for index, size in enumerate(hiddens):
-        layers.append(
-            (f"dense_{index}", dense(rng, features, size, gain=HIDDEN_GAIN, activation=activation))
-        )
+    for index, size in enumerate(layers.hiddens):
+        layer = dense(rng, features, size, gain=HIDDEN_GAIN, activation=layers.activation)
+        built.append((f"dense_{index}", layer))
         features = size
-    return Stack(layers, features, scale, has_channels_first=has_channels_first)
+    return Stack(built, features, scale, has_channels_first=has_channels_first)
 
 
-def _fixed(values: NDArray[np.float32]) -> Any:
+def _fixed(values: F32) -> Any:
     """Return an initializer with these values."""
 
     def initialize(shape: Any, dtype: Any = None) -> Any:

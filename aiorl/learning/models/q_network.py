@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,14 @@ from aiorl.data.obs_layout import ObsLayout
 from aiorl.learning.losses.q_learning import dueling, expected_q, support
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.learning.models.branch import choose_layers
-from aiorl.learning.models.networks import HIDDEN_GAIN, dense, layer_variables
+from aiorl.learning.models.networks import (
+    HIDDEN_GAIN,
+    State,
+    Variables,
+    Weights,
+    dense,
+    layer_variables,
+)
 
 _GAIN = 0.1
 
@@ -60,13 +67,13 @@ class NoisyDense:
         of_inputs = scaled[:, : self._num_inputs]
         of_outputs = scaled[:, self._num_inputs :]
         means = inputs @ self._mean.kernel + self._mean.bias
-        return self._mean.activation(
-            means + ((inputs * of_inputs) @ self._kernel.value + self._bias) * of_outputs
-        )
+        deviations = (inputs * of_inputs) @ self._kernel.value + self._bias
+        return self._mean.activation(means + deviations * of_outputs)
 
-    def named_variables(self, name: str) -> dict[str, Any]:
-        """Return the Keras variables by name."""
-        return layer_variables(name, self._mean) | {
+    def named_variables(self, name: str) -> Variables:
+        """Return the Keras variables by name, each with ``NAME/`` before it."""
+        return {
+            **layer_variables(name, self._mean),
             f"{name}/kernel_sigma": self._kernel,
             f"{name}/bias_sigma": self._bias,
         }
@@ -108,41 +115,41 @@ class QNetwork(ActorCritic):
         """
         self._describe(layout, obs_dtype, distribution, config)
         self._is_dueling = is_dueling
-        self._num_atoms = 1 if atoms is None else atoms[2]
-        self.atoms = None if atoms is None else support(*atoms).numpy()
-        self._branches = [branch := self._make_branch("q", rng)]
-        outputs = (
-            {"advantage": distribution.num_inputs, "value": 1}
-            if is_dueling
-            else {"q": distribution.num_inputs}
-        )
-        named = branch.named_variables()
+        self.atoms = None
+        num_atoms = 1
+        if atoms is not None:
+            self.atoms = support(*atoms).numpy()
+            num_atoms = len(self.atoms)
+        branch = self._make_branch("q", rng)
+        self._branches = [branch]
+        widths = {"q": distribution.num_inputs}
+        hiddens: Sequence[int] = ()
+        if is_dueling:
+            widths = {"advantage": distribution.num_inputs, "value": 1}
+            hiddens = dueling_hiddens
+        activation = choose_layers(layout, obs_dtype, config).activation
+        variables = branch.named_variables()
         self._streams: dict[str, list[Any]] = {}
-        _, _, activation = choose_layers(layout, obs_dtype, config)
-        for name, width in outputs.items():
+        for stream, width in widths.items():
             num_inputs = branch.num_outputs
-            hiddens = [
-                (f"dense_{index}", size)
-                for index, size in enumerate(dueling_hiddens if is_dueling else ())
-            ]
-            self._streams[name] = []
-            for layer_name, size in (*hiddens, ("head", width * self._num_atoms)):
-                is_head = layer_name == "head"
-                gain, function = (_GAIN, None) if is_head else (HIDDEN_GAIN, activation)
-                layer: Any = dense(rng, num_inputs, size, gain=gain, activation=function)
-                if sigma0 is None:
-                    named |= layer_variables(f"{name}/{layer_name}", layer)
-                else:
-                    layer = NoisyDense(layer, sigma0)
-                    self.noise_size += layer.noise_size
-                    named |= layer.named_variables(f"{name}/{layer_name}")
-                self._streams[name].append(layer)
+            layers: dict[str, Any] = {}
+            for index, size in enumerate(hiddens):
+                layers[f"{stream}/dense_{index}"] = dense(
+                    rng, num_inputs, size, gain=HIDDEN_GAIN, activation=activation
+                )
                 num_inputs = size
-        self._take_variables(named)
+            layers[f"{stream}/head"] = dense(rng, num_inputs, width * num_atoms, gain=_GAIN)
+            for name, layer in layers.items():
+                if sigma0 is None:
+                    variables |= layer_variables(name, layer)
+                else:
+                    layers[name] = NoisyDense(layer, sigma0)
+                    self.noise_size += layers[name].noise_size
+                    variables |= layers[name].named_variables(name)
+            self._streams[stream] = list(layers.values())
+        self._take_variables(variables)
 
-    def q(
-        self, obs: Any, *, weights: Mapping[str, Any] | None = None, noise: Any = None
-    ) -> tuple[Any, Any]:
+    def q(self, obs: Any, *, weights: Weights | None = None, noise: Any = None) -> tuple[Any, Any]:
         """Return values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and
         the mask.
 
@@ -155,16 +162,17 @@ class QNetwork(ActorCritic):
         obs, mask = self._without_mask(obs)
         with self._using(weights):
             features, _ = self._branches[0].step(obs, None, [])
-            return self._q(features, mask, noise), mask
+            values = self._q(features, mask, noise)
+        return values, mask
 
     def q_sequence(
         self,
         obs: Any,
-        state: Sequence[Any],
+        state: State,
         previous: Sequence[Any] = (),
         *,
         burn_in: int = 0,
-        weights: Mapping[str, Any] | None = None,
+        weights: Weights | None = None,
         noise: Any = None,
     ) -> tuple[Any, Any]:
         """Return the result of `q` for the steps of sequences: [T * B, A], or with atoms [T * B, A,
@@ -181,37 +189,36 @@ class QNetwork(ActorCritic):
             noise: [1, K] of noisy layers, the same at all steps; None = their means.
         """
         steps, rows = obs.shape[:2]
-        own_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
+        flat_obs, mask = self._without_mask(tf.reshape(obs, [-1, *self.obs_shape]))
         resets = tf.zeros([steps, rows], tf.bool)
-        looked_at = self._previous(*(previous or (None, None)))
+        previous_rows = self._previous(*(previous or (None, None)))
         with self._using(weights):
             features = self._branches[0].sequence(
-                own_obs, looked_at, state, resets=resets, steps=steps, burn_in=burn_in
+                flat_obs, previous_rows, state, resets=resets, steps=steps, burn_in=burn_in
             )
-            return self._q(features, mask, noise), mask
+            values = self._q(features, mask, noise)
+        return values, mask
 
     def _q(self, features: Any, mask: Any, noise: Any) -> Any:
-        given: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         start = 0
         for name, layers in self._streams.items():
-            outputs = features
+            values = features
             for layer in layers:
                 if isinstance(layer, NoisyDense):
                     end = start + layer.noise_size
-                    outputs = layer(outputs, None if noise is None else noise[:, start:end])
+                    values = layer(values, None if noise is None else noise[:, start:end])
                     start = end
                 else:
-                    outputs = layer(outputs)
+                    values = layer(values)
             if self.atoms is not None:
-                outputs = tf.reshape(
-                    outputs, [-1, outputs.shape[-1] // self._num_atoms, self._num_atoms]
-                )
-            given[name] = outputs
+                num_atoms = len(self.atoms)
+                values = tf.reshape(values, [-1, values.shape[-1] // num_atoms, num_atoms])
+            outputs[name] = values
         if not self._is_dueling:
-            return given["q"]
-        return dueling(
-            given["value"], given["advantage"], mask, axis=-1 if self.atoms is None else -2
-        )
+            return outputs["q"]
+        axis = -1 if self.atoms is None else -2
+        return dueling(outputs["value"], outputs["advantage"], mask, axis=axis)
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         ((branch, state),) = parts

@@ -14,20 +14,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import ActingSpec, Previous
 from aiorl.acting.distributions import make_distribution
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.config.schema import SDESettings
+from aiorl.data.columns import F32, Array, Columns
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import CheckpointError, PolicyError, UnsupportedSpaceError
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.catalog import build_model
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.models.export import acting_signature, make_acting_spec
-
-F32 = NDArray[np.float32]
 
 _DEFAULT_LR = 1e-4
 _OF_KERAS = {"layers", "_layer_checkpoint_dependencies", "model_weights", "optimizer_weights"}
@@ -47,7 +45,7 @@ class TFNetwork:
 
     def run(
         self,
-        obs: NDArray[Any],
+        obs: Array,
         state: Sequence[F32] = (),
         prev: Previous | None = None,
         out: tuple[F32, F32] | None = None,
@@ -72,11 +70,11 @@ class TFNetwork:
             return *out, state_out
         return dist_inputs, values, state_out
 
-    def set_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def set_weights(self, weights: Columns) -> None:
         """See `ActorCritic.set_weights`."""
         self.model.set_weights(weights)
 
-    def get_weights(self) -> dict[str, NDArray[Any]]:
+    def get_weights(self) -> dict[str, Array]:
         """Return copies of all weights by name."""
         return self.model.get_weights()
 
@@ -185,7 +183,7 @@ class TFPolicy(GraphPolicy):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no loss")
 
-    def compute_gradients(self, batch: Any) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    def compute_gradients(self, batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
         """Compute the gradients of the loss.
 
         Args:
@@ -200,13 +198,11 @@ class TFPolicy(GraphPolicy):
         variables = self.model.trainable
         with tf.GradientTape() as tape:
             loss = self.loss(tensors)
-        gradients = tape.gradient(loss, list(variables.values()), unconnected_gradients="zero")
-        named = {
-            name: np.asarray(gradient) for name, gradient in zip(variables, gradients, strict=True)
-        }
-        return named, {"loss": float(loss)}
+        gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
+        arrays = {name: np.asarray(gradient) for name, gradient in gradients.items()}
+        return arrays, {"loss": float(loss)}
 
-    def apply_gradients(self, gradients: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    def apply_gradients(self, gradients: Columns) -> dict[str, Any]:
         """Take one step of Adam.
 
         Args:
@@ -229,11 +225,8 @@ class TFPolicy(GraphPolicy):
         norm = float(np.sqrt(sum(squares)))
         if not np.isfinite(norm):
             raise PolicyError("gradients are not finite; no step was taken")
-        pairs = [
-            (tf.convert_to_tensor(gradients[name]), variable)
-            for name, variable in variables.items()
-        ]
-        self._adam().apply_gradients(pairs)
+        tensors = [tf.convert_to_tensor(gradients[name]) for name in variables]
+        self._adam().apply(tensors, list(variables.values()))
         return {"grad_norm": norm}
 
     def learn_on_batch(self, batch: Any) -> dict[str, Any]:
@@ -344,10 +337,9 @@ def learned_tf_policy_class(spec: ActingSpec, model_config: Mapping[str, Any]) -
         """
 
         acting_spec = spec
-        # initial weights and learning are up to the learner
-        noise = (
-            SDESettings(initial_log_std=0.0, learns_features=False) if spec.num_features else None
-        )
+        if spec.num_features:
+            # initial weights and learning are up to the learner
+            noise = SDESettings(initial_log_std=0.0, learns_features=False)
 
         def __init__(
             self,

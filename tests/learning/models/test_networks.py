@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aiorl.errors import ConfigError
-from aiorl.learning.models.networks import dense, make_stack, orthogonal
+from aiorl.learning.models.networks import Layers, dense, make_stack, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (8, 3), (3, 8), (6, 5), (3, 3, 2, 4), (64, 64), (1, 1)])
@@ -22,14 +22,9 @@ def test_orthogonal_weights_have_orthonormal_rows_or_columns(shape, gain):
 
 
 def test_a_filter_larger_than_its_image_is_named():
+    filters = ((4, (4, 4), (2, 2)), (4, (5, 5), (1, 1)))
     with pytest.raises(ConfigError, match=r" 1 .*5x5 .*3x3"):
-        make_stack(
-            np.random.default_rng(0),
-            (8, 8, 1),
-            [(4, (4, 4), (2, 2)), (4, (5, 5), (1, 1))],
-            (),
-            "relu",
-        )
+        make_stack(np.random.default_rng(0), (8, 8, 1), Layers(filters, (), "relu"))
 
 
 def test_gelu_is_the_exact_form_of_keras():
