@@ -146,6 +146,8 @@ class _ClientDriven:
         """End an episode whose client is gone, as truncated after its last observations; ignore an
         unknown one.
 
+        A client that waits for its actions gets a ClosedEpisodeError.
+
         Args:
             episode_id: id that ``start_episode`` returned.
         """
@@ -783,8 +785,8 @@ class EpisodeTable:
         """Publish observations and wait for the policy's actions.
 
         Raises:
-            ClosedEpisodeError: the episode is unknown or ended, or another thread waits for its
-                actions.
+            ClosedEpisodeError: the episode is unknown or ended, another thread waits for its
+                actions, or it was dropped before they came.
             EnvContractError: a done agent is observed again; nothing was published.
             EpisodeTimeout: no action arrived in time. A publication that has not been polled is
                 withdrawn; a later answer is dropped.
@@ -800,10 +802,13 @@ class EpisodeTable:
                 deadline = time.monotonic() + timeout_s
                 while episode.answered != number:
                     self._check_polled()
-                    was_notified = self._changed.wait(deadline - time.monotonic())
-                    if not was_notified and episode.answered != number:
+                    if episode_id not in self._active:
+                        raise ClosedEpisodeError(episode_id, "dropped")
+                    remaining_s = deadline - time.monotonic()
+                    if remaining_s <= 0:
                         episode.pending = None
                         raise EpisodeTimeout(episode_id, timeout_s)
+                    self._changed.wait(remaining_s)
                 return episode.actions
             finally:
                 episode.waiting_for = -1
@@ -833,7 +838,6 @@ class EpisodeTable:
             if episode is None:
                 return
             self._ended[episode_id] = True
-            episode.answered = episode.waiting_for  # its client waits in vain
             if episode.published:
                 episode.publish(episode.live, is_cut=True)
                 self._closing[episode_id] = episode

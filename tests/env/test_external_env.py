@@ -618,6 +618,27 @@ def test_r154_a_withdrawn_observation_was_not_observed():
     assert table.take(never, None).terminateds["e"] == {"a": True, ALL_AGENTS: True}
 
 
+def test_a_client_that_waits_when_its_episode_is_dropped_gets_an_error_and_no_earlier_action():
+    errors = []
+
+    def drive(env):
+        env.start_episode("e")
+        env.get_action("e", 1)
+        with pytest.raises(ClosedEpisodeError) as caught:
+            env.get_action("e", 2)
+        errors.append(caught.value)
+
+    base = ExternalBaseEnv(Driven(drive))
+    base.poll()
+    base.send_actions({"e": {AGENT: 5}})
+    base.poll()
+    base.env.drop_episode("e")
+    (last,) = drain(base)
+    assert last.obs["e"] == {AGENT: 2}
+    assert last.truncateds["e"][ALL_AGENTS]
+    assert [error.episode_id for error in errors] == ["e"]
+
+
 def test_a_client_that_waits_for_an_action_is_not_silent():
     clock = Clock()
     table = EpisodeTable(1, clock)
