@@ -310,9 +310,9 @@ class MeanStdFilter(ObservationFilter):
         """Return mean and factor of the filter's shape; it currently computes ``(obs - mean) *
         factor``.
         """
-        stat = self._stat  # read once: another thread may merge
-        mean = stat.mean
-        scale = 1.0 / (stat.std + EPSILON)
+        with self._lock:  # mean and deviation of the same samples
+            mean = self._stat.mean
+            scale = 1.0 / (self._stat.std + EPSILON)
         if not self.num_kept:
             return mean, scale
         return (
