@@ -78,7 +78,7 @@ class BatchBuilder:
 
     def vacate(self, seat: Seat) -> None:
         """Release an agent's seat, which is given back together with the rows that wait in it."""
-        if seat.left_at < 0:
+        if seat.rows.left_at < 0:
             seat.leave()
             self._vacated.setdefault(seat.lane, []).append(seat.number)
 
@@ -150,7 +150,7 @@ class BatchBuilder:
         """Return all rows held, for one batch; the builder is then empty."""
         self.postprocess(episode)
         for seat in episode.seats.values():
-            if seat.is_done and seat.left_at < 0:  # even if its episode continues
+            if seat.is_done and seat.rows.left_at < 0:  # even if its episode continues
                 self.vacate(seat)
                 episode.has_left(seat)
         if not is_over:  # hooks of the episode's end can read all entries

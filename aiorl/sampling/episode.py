@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from aiorl.env.base_env import MAX_GONE_AGENTS
 from aiorl.env.checks import hint_for_vector
 from aiorl.errors import BadRewardError, EnvContractError, EnvError, UnknownPolicyError
 from aiorl.sampling.builder import BatchBuilder
-from aiorl.sampling.seats import Lane, Seat
+from aiorl.sampling.seats import AgentRecord, Lane, Seat
 
 Array = NDArray[Any]
 Fault = TypeVar("Fault", bound=EnvError)
@@ -28,14 +27,65 @@ _READABLE = 16
 these are more."""
 
 
-@dataclass(slots=True)
-class _GoneAgent:
-    """Agent that has left: its id and its policy's, its number in the episode, and its rewards."""
+class _AbsentAgents:
+    """Agents of an episode that are not observed yet or not any more.
 
-    key: tuple[Any, str]
-    index: int
-    total: float
-    is_rewarded: bool
+    Only the latest ones are remembered, so that memory is bounded.
+
+    Attributes:
+        rewards_before: rewards of agents that have not been observed yet, by agent id.
+        left: seats of agents that have left and whose entries can still be read.
+        gone: records of agents that have left and whose entries cannot be read, by agent id.
+    """
+
+    def __init__(self, seats: dict[Any, Seat], binding: AgentBinding) -> None:
+        """Begin without agents.
+
+        Args:
+            seats: seats of the episode by agent id.
+            binding: assignment of agents to policies.
+        """
+        self.rewards_before: dict[Any, float] = {}
+        self.left: deque[Seat] = deque()
+        self.gone: dict[Any, AgentRecord] = {}
+        self._seats = seats
+        self._binding = binding
+
+    def add_rewards(self, rewards: Sequence[tuple[Any, float]], episode: MultiAgentEpisode) -> None:
+        """Add rewards of agents without a seat: they have left, or have not been observed yet."""
+        for agent_id, number in rewards:
+            record = self.gone.get(agent_id)
+            if record is not None:
+                record.total += number
+                record.is_rewarded = True
+                continue
+            self.rewards_before[agent_id] = self.rewards_before.get(agent_id, 0.0) + number
+            # the mapping function is called when an agent first appears
+            self._binding.policy_for(agent_id, episode)
+        self._drop_oldest(self.rewards_before)
+
+    def forget_entries(self) -> None:
+        """Drop the entries of agents that have left, but for as many as are present."""
+        present = len(self._seats) - len(self.left)
+        while self.left and (
+            len(self.left) > max(_READABLE, present) or not self.left[0].lane.is_shown
+        ):
+            seat = self.left.popleft()
+            del self._seats[seat.agent_id]
+            self.gone[seat.agent_id] = seat.record
+        self._drop_oldest(self.gone)
+
+    def reset_rewards(self) -> None:
+        """Begin a new episode."""
+        self.rewards_before.clear()
+        for record in self.gone.values():
+            record.reset()
+
+    def _drop_oldest(self, agents: dict[Any, Any]) -> None:
+        while len(agents) > max(MAX_GONE_AGENTS, len(self._seats)):
+            agent_id = next(iter(agents))
+            del agents[agent_id]
+            self._binding.forget(agent_id)
 
 
 class MultiAgentEpisode:
@@ -91,18 +141,16 @@ class MultiAgentEpisode:
         self.add_extra_batch = add_extra_batch
         self._lanes = lanes
         self._binding = binding
-        self._rewards_before: dict[Any, float] = {}  # of agents that have not been observed yet
         self._num_agents = 0
-        self._left: deque[Seat] = deque()  # whose entries can still be read
-        self._gone: dict[Any, _GoneAgent] = {}  # whose entries cannot
+        self._absent = _AbsentAgents(self.seats, binding)
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
         """(agent id, policy id) -> raw rewards so far; of the agents that have left, only of the
         latest thousand.
         """
-        rewards = {agent.key: agent.total for agent in self._in_order() if agent.is_rewarded}
-        for agent_id, total in self._rewards_before.items():
+        rewards = {record.key: record.total for record in self._records() if record.is_rewarded}
+        for agent_id, total in self._absent.rewards_before.items():
             rewards[agent_id, self.policy_for(agent_id)] = total
         return rewards
 
@@ -125,7 +173,9 @@ class MultiAgentEpisode:
         before the first.
         """
         seat = self.seats.get(agent_id)
-        return None if seat is None else seat.latest_obs()
+        if seat is None or not seat.is_observed:
+            return None
+        return seat.rows.obs()
 
     def last_raw_obs_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> Any:
         """Return the latest observation of ``agent_id`` as the environment returned it; None before
@@ -154,7 +204,7 @@ class MultiAgentEpisode:
     def prev_reward_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> float:
         """Return the reward of ``agent_id`` before the latest one; 0.0 if there is none."""
         seat = self.seats.get(agent_id)
-        return 0.0 if seat is None else seat.prev_reward()
+        return 0.0 if seat is None else seat.rows.prev_reward()
 
     def rnn_state_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> list[Array]:
         """Return the recurrent state of ``agent_id``, an array [...] per component; the initial one
@@ -162,7 +212,7 @@ class MultiAgentEpisode:
         """
         seat = self.seats.get(agent_id)
         if seat is not None:
-            return seat.rnn_state()
+            return seat.rows.rnn_state()
         return [component.copy() for component in self._lane_for(agent_id).actor.initial_state]
 
     def last_pi_info_for(self, agent_id: Any = DEFAULT_AGENT_ID) -> dict[str, Any]:
@@ -170,7 +220,7 @@ class MultiAgentEpisode:
         first.
         """
         seat = self.seats.get(agent_id)
-        return {} if seat is None else seat.pi_info()
+        return {} if seat is None else seat.rows.pi_info()
 
     def get_agents(self) -> list[Any]:
         """Return the agents observed so far, in order of appearance; of those that have left, the
@@ -179,12 +229,13 @@ class MultiAgentEpisode:
         Of agents that left long ago nothing is known but their rewards: no more than 16 of them, or
         as many as are present, keep their latest observation, action and info.
         """
-        return [agent.key[0] for agent in self._in_order()]
+        return [record.key[0] for record in self._records()]
 
-    def _in_order(self) -> list[Seat | _GoneAgent]:
-        """Return the agents that are remembered, in order of appearance."""
-        agents: list[Seat | _GoneAgent] = [*self._gone.values(), *self.seats.values()]
-        return sorted(agents, key=lambda agent: agent.index) if self._gone else agents
+    def _records(self) -> list[AgentRecord]:
+        """Return the records of the agents that are remembered, in order of appearance."""
+        records = [*self._absent.gone.values(), *(seat.record for seat in self.seats.values())]
+        records.sort(key=lambda record: record.index)
+        return records
 
     # --- the sampler's side ---
 
@@ -216,21 +267,22 @@ class MultiAgentEpisode:
         """
         seat = self.seats.get(agent_id)
         if seat is None:
-            if agent_id in self._gone:
+            if agent_id in self._absent.gone:
                 raise self.observed_again(agent_id)
             lane = self._lane_for(agent_id)
             seat = Seat(
                 agent_id=agent_id,
-                index=self._num_agents,
                 lane=lane,
                 number=self.batch_builder.seat_for(lane),
                 episode=self,
+                record=AgentRecord((agent_id, lane.policy_id), self._num_agents),
             )
             self._num_agents += 1
             self.seats[agent_id] = seat
-            if agent_id in self._rewards_before:
-                seat.total = self._rewards_before.pop(agent_id)
-                seat.is_rewarded = True
+            rewards_before = self._absent.rewards_before
+            if agent_id in rewards_before:
+                seat.record.total = rewards_before.pop(agent_id)
+                seat.record.is_rewarded = True
         return seat
 
     def add_rewards(self, rewards: Mapping[Any, Any]) -> None:
@@ -253,11 +305,13 @@ class MultiAgentEpisode:
                     unseen.append((agent_id, number))
                 else:
                     seat.reward += number
-                    seat.total += number
-                    seat.is_rewarded = True
+                    record = seat.record
+                    record.total += number
+                    record.is_rewarded = True
         except (TypeError, ValueError, AttributeError) as error:
-            values = rewards.values() if isinstance(rewards, Mapping) else ()
-            hint = next(filter(None, map(hint_for_vector, values)), "")
+            hint = ""
+            if isinstance(rewards, Mapping):
+                hint = next(filter(None, map(hint_for_vector, rewards.values())), "")
             message = f"rewards are {rewards!r:.200}, expected a number for each agent{hint}"
             raise self.fault(BadRewardError, message) from error
         if not math.isfinite(total):
@@ -266,30 +320,11 @@ class MultiAgentEpisode:
             )
         self.total_reward = total
         if unseen:
-            self._add_unseen(unseen)
-
-    def _add_unseen(self, rewards: Sequence[tuple[Any, float]]) -> None:
-        """Add rewards of agents without a seat: they have left, or have not been observed yet."""
-        for agent_id, number in rewards:
-            gone = self._gone.get(agent_id)
-            if gone is not None:
-                gone.total += number
-                gone.is_rewarded = True
-                continue
-            self._rewards_before[agent_id] = self._rewards_before.get(agent_id, 0.0) + number
-            self.policy_for(agent_id)  # the mapping function is called when an agent first appears
-        while len(self._rewards_before) > self._most_gone:
-            agent_id = next(iter(self._rewards_before))
-            del self._rewards_before[agent_id]
-            self._binding.forget(agent_id)
-
-    @property
-    def _most_gone(self) -> int:
-        return max(MAX_GONE_AGENTS, len(self.seats))
+            self._absent.add_rewards(unseen, self)
 
     def has_left(self, seat: Seat) -> None:
         """Note that an agent has left its seat while the episode continues."""
-        self._left.append(seat)
+        self._absent.left.append(seat)
         exploration = getattr(seat.lane.policy, "exploration", None)
         on_agent_end = getattr(exploration, "on_agent_end", None)
         if on_agent_end is not None:
@@ -299,19 +334,7 @@ class MultiAgentEpisode:
         """Drop the entries of agents that have left, but for as many as are present, so that memory
         is bounded.
         """
-        present = len(self.seats) - len(self._left)
-        while self._left and (
-            len(self._left) > max(_READABLE, present) or not self._left[0].lane.is_shown
-        ):
-            seat = self._left.popleft()
-            del self.seats[seat.agent_id]
-            self._gone[seat.agent_id] = _GoneAgent(
-                seat.key, seat.index, seat.total, seat.is_rewarded
-            )
-        while len(self._gone) > self._most_gone:
-            agent_id = next(iter(self._gone))
-            del self._gone[agent_id]
-            self._binding.forget(agent_id)
+        self._absent.forget_entries()
 
     def soft_reset(self, episode_id: int) -> None:
         """Continue as the new episode ``episode_id``: length, totals and metrics restart, states
@@ -320,10 +343,7 @@ class MultiAgentEpisode:
         self.episode_id = episode_id
         self.length = 0
         self.total_reward = 0.0
-        self._rewards_before = {}
-        for gone in self._gone.values():
-            gone.total = 0.0
-            gone.is_rewarded = False
+        self._absent.reset_rewards()
         self.custom_metrics = {}
         self.hist_data = {}
         for seat in self.seats.values():
@@ -344,7 +364,7 @@ class MultiAgentEpisode:
     def _entry(self, agent_id: Any, name: str) -> Array:
         seat = self.seats.get(agent_id)
         if seat is not None:
-            return seat.entry(name)
+            return seat.rows.entry(name)
         return self._lane_for(agent_id).actor.layout.zeros()
 
     def __repr__(self) -> str:

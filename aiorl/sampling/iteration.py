@@ -247,7 +247,7 @@ class Iteration:
                     seat = episode.seat_for(agent_id)
                 elif seat.is_done:
                     raise episode.observed_again(agent_id)
-                lane = seat.lane
+                arrivals = seat.lane.arrivals
                 info = infos.get(agent_id) if infos else None
                 if info:
                     info = _copied_info(seat, info)
@@ -264,22 +264,22 @@ class Iteration:
                     waiting.append(seat)
                 if seat.is_observed:
                     if info:
-                        lane.infos.append((len(lane.arriving), info))
+                        arrivals.infos.append((len(arrivals.agents), info))
                     if (terminated or truncated) and not (
                         no_done_at_end or (hit_horizon and soft_horizon)
                     ):
-                        lane.ends.append((len(lane.arriving), terminated, truncated))
+                        arrivals.ends.append((len(arrivals.agents), terminated, truncated))
                     if not info or info.get("training_enabled", True):
                         builder.held += 1
                         if seat.waits_from < 0:
                             builder.expect_rows(seat)
                     else:
-                        lane.skipped.append(len(lane.arriving))
+                        arrivals.skipped.append(len(arrivals.agents))
                 else:
                     # earlier rewards belong to no row
                     seat.is_observed = True
                     seat.reward = 0.0
-                lane.arriving.append((seat, obs, seat.reward, t))
+                arrivals.agents.append((seat, obs, seat.reward, t))
                 seat.reward = 0.0
                 seat.seen_at = turn
                 seat.raw_obs = obs
@@ -465,7 +465,7 @@ class Iteration:
             seat.is_observed = True
             seat.seen_at = self._turn
             seat.raw_obs = raw_obs
-            seat.lane.arriving.append((seat, raw_obs, 0.0, -1))
+            seat.lane.arrivals.agents.append((seat, raw_obs, 0.0, -1))
             seat.lane.queue.append(seat)
         for lane in self._lanes.values():
             # each reset enters the filter separately, regardless of other resets

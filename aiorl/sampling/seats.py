@@ -36,113 +36,67 @@ _NEAR = {c.PREV_ACTIONS: (c.ACTIONS, -1), c.PREV_REWARDS: (c.REWARDS, -1), c.NEW
 _OURS = (Policy.postprocess_trajectory, GraphPolicy.postprocess_trajectory)
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Seat:
-    """Agent in one episode.
+@dataclass(slots=True)
+class AgentRecord:
+    """Agent in the metrics of an episode, also after it has left.
 
     Attributes:
-        agent_id: the agent.
-        index: its number in the episode, by order of appearance.
-        lane: its policy's lane.
-        number: its seat in the policy's table, which another agent can take once this one has left.
-        episode: the episode; None once the agent has left it.
         key: its id and its policy's.
-        env_id: its environment.
-        left_at: latest row when it left its seat, -1 before.
-        opening: row of its first observation in the episode.
-        is_observed: True if the table's latest row is an observation of this episode.
-        acted: latest row with an action, -1 before the first.
-        waits_from: first row that is not postprocessed, -1 for none.
-        reward: sum of rewards since the latest observation.
-        total: sum of rewards of the episode.
+        index: its number in the episode, by order of appearance.
+        total: sum of its rewards in the episode.
         is_rewarded: True if it got a reward.
-        raw_obs: latest observation as the environment returned it.
-        info: latest info.
-        is_done: True if its own flag was true.
-        seen_at: number of the latest turn in which it was observed.
-        has_rows: True if a row was recorded in this episode.
     """
 
-    agent_id: Any
+    key: tuple[Any, str]
     index: int
-    lane: Lane
-    number: int
-    episode: Any
-    key: tuple[Any, str] = field(init=False)
-    env_id: Any = field(init=False)
-    opening: int = field(init=False)
-    left_at: int = -1
-    is_observed: bool = False
-    acted: int = -1
-    waits_from: int = -1
-    reward: float = 0.0
     total: float = 0.0
     is_rewarded: bool = False
-    raw_obs: Any = None
-    info: Any = field(default_factory=dict)
-    is_done: bool = False
-    seen_at: int = 0
-    has_rows: bool = False
-    _table: Table = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Begin without observations."""
-        self.key = (self.agent_id, self.lane.policy_id)
-        self.env_id = self.episode.env_id
-        self._table = self.lane.table
-        self.opening = self._table.row_of(self.number) + 1
+    def reset(self) -> None:
+        """Begin a new episode."""
+        self.total = 0.0
+        self.is_rewarded = False
 
-    def cut(self) -> Segment:
-        """Return the rows that wait, as a segment."""
-        first = self.waits_from
-        self.waits_from = -1
-        end = self._table.row_of(self.number)
-        return Segment(
-            lane=self.lane,
-            seat=self.number,
-            first=first,
-            end=end,
-            episode_id=self.episode.episode_id,
-            agent_index=self.index,
-        )
 
-    def restart(self) -> None:
-        """Continue as a new episode; the latest observation is its first one if it is of this
-        turn.
-        """
-        self.reward = self.total = 0.0
-        self.is_rewarded = self.has_rows = False
-        self.is_observed = self.is_observed and self.seen_at == self.lane.turn
-        row = self._row()
-        if self.is_done:
-            self.opening = row
-            return
-        if not self.is_observed and self.opening > row:
-            # no row has come since the last restart; one per restart would move its last action out
-            # of reach
-            return
-        self.lane.table.start_anew(self.number, again=c.OBS if self.is_observed else None)
-        self.opening = self._row() + (0 if self.is_observed else 1)
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class SeatRows:
+    """Rows of one agent in its policy's table, as callbacks read them.
+
+    Attributes:
+        lane: its policy's lane.
+        number: its seat in the policy's table.
+        table: the policy's table; a copy of the latest rows before other agents overwrite them.
+        opening: row of its first observation in the episode.
+        acted: latest row with an action, -1 before the first.
+        left_at: latest row when it left its seat, -1 before.
+    """
+
+    lane: Lane
+    number: int
+    table: Table
+    opening: int
+    acted: int = -1
+    left_at: int = -1
+
+    @property
+    def latest(self) -> int:
+        """Number of the latest row."""
+        return self.table.row_of(self.number) if self.left_at < 0 else self.left_at
 
     def leave(self) -> None:
-        """Release the seat at the episode's end; user code can still read the entries."""
-        self.left_at = self._row()
-        self.episode = None  # breaks a reference cycle, which would live until garbage collection
-        if self.lane.is_shown:
-            if self.acted == self.left_at - 1:
-                # few of them are still referred to when the next turn begins
-                self.lane.just_left.append(weakref.ref(self))
-            else:  # the seat's next agent writes to the latest row
-                self.freeze()
+        """Release the seat; user code can still read the entries."""
+        self.left_at = self.latest
+        if not self.lane.is_shown:
+            return
+        if self.acted == self.left_at - 1:
+            # few of them are still referred to when the next turn begins
+            self.lane.just_left.append(weakref.ref(self))
+        else:  # the seat's next agent writes to the latest row
+            self.freeze()
 
     def freeze(self) -> None:
         """Copy the rows that user code can still read, before other agents overwrite them."""
-        self._table = self._table.excerpt(self.number, self.left_at)
-
-    def _row(self) -> int:
-        return self.left_at if self.left_at >= 0 else self.lane.table.row_of(self.number)
-
-    # --- for callbacks ---
+        self.table = self.table.excerpt(self.number, self.left_at)
 
     def entry(self, name: str) -> Array:
         """Return a copy of the latest evaluation's entry in a column; zeros before the first
@@ -151,18 +105,18 @@ class Seat:
         if self.acted < 0:
             return self.lane.actor.layout.zeros()
         column, offset = _source(name)
-        return self._table.entry(column, self.acted + offset, self.number)
+        return self.table.entry(column, self.acted + offset, self.number)
 
-    def latest_obs(self) -> Array | None:
+    def obs(self) -> Array:
         """Return the latest filtered observation."""
-        return self._table.entry(c.OBS, self._row(), self.number) if self.is_observed else None
+        return self.table.entry(c.OBS, self.latest, self.number)
 
     def prev_reward(self) -> float:
         """Return the reward before the latest one; 0.0 if there is none."""
-        row = self._row()
+        row = self.latest
         if row <= self.opening:
             return 0.0
-        return float(self._table.entry(c.REWARDS, row - 2, self.number))
+        return float(self.table.entry(c.REWARDS, row - 2, self.number))
 
     def pi_info(self) -> dict[str, Any]:
         """Return the extra columns of the latest evaluation, empty before the first."""
@@ -175,6 +129,94 @@ class Seat:
         if self.acted < 0:
             return [component.copy() for component in self.lane.actor.initial_state]
         return [self.entry(name) for name in self.lane.state_columns]
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """Agent in one episode.
+
+    Attributes:
+        agent_id: the agent.
+        lane: its policy's lane.
+        number: its seat in the policy's table, which another agent can take once this one has left.
+        episode: the episode; None once the agent has left it.
+        record: its metrics.
+        rows: its rows for callbacks.
+        env_id: its environment.
+        is_observed: True if the table's latest row is an observation of this episode.
+        waits_from: first row that is not postprocessed, -1 for none.
+        reward: sum of rewards since the latest observation.
+        raw_obs: latest observation as the environment returned it.
+        info: latest info.
+        is_done: True if its own flag was true.
+        seen_at: number of the latest turn in which it was observed.
+        has_rows: True if a row was recorded in this episode.
+    """
+
+    agent_id: Any
+    lane: Lane
+    number: int
+    episode: Any
+    record: AgentRecord
+    rows: SeatRows = field(init=False)
+    env_id: Any = field(init=False)
+    is_observed: bool = False
+    waits_from: int = -1
+    reward: float = 0.0
+    raw_obs: Any = None
+    info: Any = field(default_factory=dict)
+    is_done: bool = False
+    seen_at: int = 0
+    has_rows: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin without observations."""
+        table = self.lane.table
+        self.rows = SeatRows(
+            lane=self.lane,
+            number=self.number,
+            table=table,
+            opening=table.row_of(self.number) + 1,
+        )
+        self.env_id = self.episode.env_id
+
+    def cut(self) -> Segment:
+        """Return the rows that wait, as a segment."""
+        first = self.waits_from
+        self.waits_from = -1
+        return Segment(
+            lane=self.lane,
+            seat=self.number,
+            first=first,
+            end=self.lane.table.row_of(self.number),
+            episode_id=self.episode.episode_id,
+            agent_index=self.record.index,
+        )
+
+    def restart(self) -> None:
+        """Continue as a new episode; the latest observation is its first one if it is of this
+        turn.
+        """
+        self.reward = 0.0
+        self.record.reset()
+        self.has_rows = False
+        self.is_observed = self.is_observed and self.seen_at == self.lane.turn
+        rows = self.rows
+        if self.is_done:
+            rows.opening = rows.latest
+        elif self.is_observed:
+            self.lane.table.start_anew(self.number, again=c.OBS)
+            rows.opening = rows.latest
+        elif rows.opening <= rows.latest:
+            # only if a row has come since the last restart: one per restart would move its last
+            # action out of reach
+            self.lane.table.start_anew(self.number, again=None)
+            rows.opening = rows.latest + 1
+
+    def leave(self) -> None:
+        """Release the seat at the episode's end; user code can still read the entries."""
+        self.episode = None  # breaks a reference cycle, which would live until garbage collection
+        self.rows.leave()
 
 
 class Segment(NamedTuple):
@@ -212,6 +254,23 @@ and the step of the row that ends here, 0 and -1 at the start of an episode. A p
 many are made."""
 
 
+@dataclass(slots=True)
+class Arrivals:
+    """Agents of one policy that are observed in a turn and are not in the table yet.
+
+    Attributes:
+        agents: the agents.
+        ends: those whose row ends their episode: index in ``agents``, terminated, truncated.
+        infos: those with a non-empty info: index in ``agents``, info.
+        skipped: those whose row must not be trained on: index in ``agents``.
+    """
+
+    agents: list[Arrival] = field(default_factory=list)
+    ends: list[tuple[int, bool, bool]] = field(default_factory=list)
+    infos: list[tuple[int, Any]] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
 class Lane:
     """All agents of one policy, over all environments and live episodes.
 
@@ -224,13 +283,10 @@ class Lane:
         own_columns: columns that the policy adds to rows, without recurrent states; known after its
             first evaluation.
         extra_columns: these, and the states before and after each row.
-        arriving: agents observed in this turn that are not in the table yet.
-        ends: those whose row ends their episode: index in ``arriving``, terminated, truncated.
-        infos: those with a non-empty info: index in ``arriving``, info.
-        skipped: those whose row must not be trained on: index in ``arriving``.
+        arrivals: agents observed in this turn that are not in the table yet.
         queue: agents that wait for an action for their latest observation.
-        just_left: agents that have left their seats in this turn and whose entries are still only
-            in the table.
+        just_left: rows of agents that have left their seats in this turn and whose entries are
+            still only in the table.
         turn: number of the turn.
         is_shown: True if user code can read the agents' latest observations and actions.
         in_bulk: True if its rows are postprocessed together, because neither the policy nor a hook
@@ -263,12 +319,9 @@ class Lane:
         self.actor = actor
         self.table = table = Table()
         self.clip_rewards = clip_rewards
-        self.arriving: list[Arrival] = []
-        self.ends: list[tuple[int, bool, bool]] = []
-        self.infos: list[tuple[int, Any]] = []
-        self.skipped: list[int] = []
+        self.arrivals = Arrivals()
         self.queue: list[Seat] = []
-        self.just_left: list[weakref.ref[Seat]] = []
+        self.just_left: list[weakref.ref[SeatRows]] = []
         self.turn = 0
         self.is_shown = is_shown
         postprocess = getattr(actor.policy.postprocess_trajectory, "__func__", None)
@@ -310,17 +363,12 @@ class Lane:
         """
         self.turn = turn
         for reference in self.just_left:
-            seat = reference()
-            if seat is not None:
-                seat.freeze()
+            rows = reference()
+            if rows is not None:
+                rows.freeze()
         self.just_left.clear()
         self.queue.clear()
-        if self.arriving:
-            self._forget_arrivals()
-
-    def _forget_arrivals(self) -> None:
-        for arrivals in (self.arriving, self.ends, self.infos, self.skipped):
-            arrivals.clear()
+        self.arrivals = Arrivals()
 
     # --- observations ---
 
@@ -331,10 +379,10 @@ class Lane:
         Raises:
             BadObservationError: an observation does not fit its space or is not finite.
         """
-        arriving = self.arriving
-        if not arriving:
+        arrivals = self.arrivals
+        if not arrivals.agents:
             return
-        seats, obs, rewards, steps = zip(*arriving, strict=True)
+        seats, obs, rewards, steps = zip(*arrivals.agents, strict=True)
         try:
             filtered = self.actor.observe(obs)
         except (BatchError, ValueError, TypeError) as error:
@@ -345,25 +393,25 @@ class Lane:
             table.put(c.REWARDS, closed, rewards)
             table.put(c.T, closed, steps)
             table.put(_END, closed, 0)
-        for place, terminated, truncated in self.ends:
+        for place, terminated, truncated in arrivals.ends:
             table.put(
                 _END, closed[place], bool(terminated) * _TERMINATED | bool(truncated) * _TRUNCATED
             )
-        if self.infos or c.INFOS in table:
+        if arrivals.infos or c.INFOS in table:
             table.define(c.INFOS, (), np.object_)
             table.put(c.INFOS, closed, None)
-            for place, info in self.infos:
+            for place, info in arrivals.infos:
                 table.put(c.INFOS, closed[place], info)
-        if self.skipped or _IS_SKIPPED in table:
+        if arrivals.skipped or _IS_SKIPPED in table:
             table.define(_IS_SKIPPED, (), np.bool_)
             table.put(_IS_SKIPPED, closed, False)
-            table.put(_IS_SKIPPED, closed[self.skipped], True)
+            table.put(_IS_SKIPPED, closed[arrivals.skipped], True)
         table.write(c.OBS, opened, filtered)
-        self._forget_arrivals()
+        self.arrivals = Arrivals()
 
     def _culprit(self, error: Exception) -> BadObservationError:
         """Return the error to raise, which names the first observation at fault."""
-        for seat, obs, *_ in self.arriving:
+        for seat, obs, *_ in self.arrivals.agents:
             message = self.actor.describe_fault(obs)
             if message:
                 fault: BadObservationError = seat.episode.fault(
@@ -424,7 +472,7 @@ class Lane:
             actions_out[seat.env_id][seat.agent_id] = action
         if self.is_shown:
             for seat, row in zip(seats, table.rows_of(numbers), strict=True):
-                seat.acted = row
+                seat.rows.acted = row
         if off_policy_actions:
             self._record_off_policy(seats, index, off_policy_actions)
         self.queue = []
@@ -499,7 +547,9 @@ class Lane:
             )
         segment_ends = np.cumsum(lengths)
         gaps = table.gaps(places)
-        trajectory_ends = np.union1d(segment_ends, gaps) if len(gaps) else segment_ends
+        trajectory_ends = segment_ends
+        if len(gaps):
+            trajectory_ends = np.union1d(segment_ends, gaps)
         return Rows(columns, segment_ends, trajectory_ends)
 
     def _infos(self, places: NDArray[np.int64]) -> Array:
