@@ -15,7 +15,6 @@ from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any
 
 from aiorl.acting.actor import Actor
-from aiorl.acting.policy import Policy
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import ALL_AGENTS, BaseEnv, Poll, SteppedBaseEnv, checked_horizon
@@ -23,8 +22,8 @@ from aiorl.env.gym_like import copied, episode_limit
 from aiorl.errors import EnvContractError, UnknownPolicyError
 from aiorl.process.log_once import report, warn_of_long_episode
 from aiorl.sampling.builder import BatchBuilder, Cut, build_batches
-from aiorl.sampling.callbacks import overridden_hooks
 from aiorl.sampling.episode import MultiAgentEpisode
+from aiorl.sampling.hooks import EpisodeHooks
 from aiorl.sampling.seats import Lane, Seat
 from aiorl.sampling.settings import SamplerSetup
 
@@ -32,13 +31,6 @@ Output = RolloutMetrics | SampleBatch | MultiAgentBatch
 Outputs = MutableSequence[Output]
 
 _LARGE_BATCH_ROWS = 5000
-_EPISODE_HOOKS = {
-    "on_episode_start",
-    "on_episode_step",
-    "on_episode_end",
-    "on_postprocess_trajectory",
-}
-"""Hooks that have an episode among their arguments."""
 _TO_COME = SampleBatch()
 """Placeholder for a batch among the outputs of a turn, until all batches of the turn are built."""
 
@@ -66,32 +58,26 @@ class Iteration:
         """
         self._setup = setup
         self.base_env: BaseEnv = setup.base_env
-        self._settings = settings = setup.settings
-        self._policies = setup.policy_map
+        self._hooks = EpisodeHooks(setup)
+        policies = setup.policy_map
+        settings = setup.settings
         for parts in (setup.preprocessors, setup.filters):
-            for policy_id in self._policies:
+            for policy_id in policies:
                 if policy_id not in parts:
                     raise UnknownPolicyError(policy_id, parts)
-        hooks = {name: getattr(setup.callbacks, name) for name in overridden_hooks(setup.callbacks)}
-        self._on_start = hooks.get("on_episode_start")
-        self._on_step = hooks.get("on_episode_step")
-        self._on_end = hooks.get("on_episode_end")
-        shows_trajectories = "on_postprocess_trajectory" in hooks
-        self._on_postprocessed = self._call_postprocess_hook if shows_trajectories else None
-        actors = [self._actor(policy_id) for policy_id in self._policies]
+        actors = [self._actor(policy_id) for policy_id in policies]
         # True if an episode is accessible from outside: to user functions, or to explorations or
         # policies of users.
         self._is_shown = (
-            bool(hooks.keys() & _EPISODE_HOOKS)
+            self._hooks.see_episodes
             or setup.observation_fn is not None
-            or self._policies.maps_by_episode
+            or policies.maps_by_episode
             or not all(actor.is_plain for actor in actors)
         )
         self._lanes = {actor.policy_id: self._lane(actor) for actor in actors}
         self._cuts: list[tuple[int, Cut]] = []
         self.extra_batches: deque[SampleBatch | MultiAgentBatch] = deque()
         self.inferred_s = 0.0
-        self._worker: Any = None
         self._episodes: dict[Any, MultiAgentEpisode] = {}
         self._free_builders: list[BatchBuilder] = []
         self._ids = random.Random(random.getrandbits(64))
@@ -107,18 +93,18 @@ class Iteration:
         setup = self._setup
         return Actor(
             policy_id,
-            self._policies[policy_id],
+            setup.policy_map[policy_id],
             setup.preprocessors[policy_id],
             setup.filters[policy_id],
-            clip_actions=self._settings.clip_actions,
+            clip_actions=setup.settings.clip_actions,
         )
 
     def _lane(self, actor: Actor) -> Lane:
         return Lane(
             actor,
-            clip_rewards=self._settings.reward_limit,
+            clip_rewards=self._setup.settings.reward_limit,
             is_shown=self._is_shown,
-            shows_trajectories=self._on_postprocessed is not None,
+            shows_trajectories=self._hooks.on_postprocessed is not None,
             is_on_policy=isinstance(self.base_env, SteppedBaseEnv),
         )
 
@@ -128,7 +114,7 @@ class Iteration:
 
         Call this between two turns.
         """
-        policies = self._policies.keys()
+        policies = self._setup.policy_map.keys()
         lanes = self._lanes
         for policy_id in sorted(policies - lanes.keys()):
             lanes[policy_id] = self._lane(self._actor(policy_id))
@@ -160,8 +146,8 @@ class Iteration:
             EnvError: an environment failed at a reset.
         """
         if self._horizon is None:
-            self._horizon = _effective_horizon(self.base_env, self._settings.horizon)
-        self._worker = self._setup.get_worker()
+            self._horizon = _effective_horizon(self.base_env, self._setup.settings.horizon)
+        self._hooks.worker = self._setup.get_worker()
         self._turn += 1
         self._actions = {}
         self._off_policy_actions = poll.off_policy_actions
@@ -181,7 +167,7 @@ class Iteration:
             for lane in self._lanes.values():
                 lane.take_in()  # first observations of environments that were reset immediately
         finally:
-            self._worker = None  # not kept alive between turns
+            self._hooks.worker = None
             self._build_batches(outputs)
         return outputs
 
@@ -207,8 +193,8 @@ class Iteration:
         horizon = self._horizon
         turn = self._turn
         ready = []
-        no_done_at_end = self._settings.no_done_at_end
-        soft_horizon = self._settings.soft_horizon
+        no_done_at_end = self._setup.settings.no_done_at_end
+        soft_horizon = self._setup.settings.soft_horizon
         get_episode = self._episodes.get
         is_rewritten = self._setup.observation_fn is not None
         all_obs, all_rewards, all_terminateds, all_truncateds, all_infos, _ = poll[:6]
@@ -291,14 +277,13 @@ class Iteration:
         """Return the error for flags that do not say if the episode has ended."""
         name, copy = self.base_env.place_of(env_id)
         episode = self._episodes.get(env_id)
+        step = 0 if episode is None else episode.length + 1
         message = (
             f"poll returned an observation of environment {env_id!r} with the flags"
             f" {poll.terminateds.get(env_id)!r} and {poll.truncateds.get(env_id)!r}, expected two"
             f" dicts by agent, with {ALL_AGENTS!r} in the first"
         )
-        return EnvContractError(
-            name, message, vector_index=copy, step=0 if episode is None else episode.length + 1
-        )
+        return EnvContractError(name, message, vector_index=copy, step=step)
 
     def _rewritten(
         self, episode: MultiAgentEpisode, agent_obs: Mapping[Any, Any]
@@ -306,9 +291,9 @@ class Iteration:
         assert self._setup.observation_fn is not None, "there is no observation_fn"
         rewritten = self._setup.observation_fn(
             agent_obs=agent_obs,
-            worker=self._worker,
+            worker=self._hooks.worker,
             base_env=self.base_env,
-            policies=self._policies,
+            policies=self._setup.policy_map,
             episode=episode,
         )
         if not isinstance(rewritten, dict):
@@ -324,10 +309,12 @@ class Iteration:
         """Queue agents for actions, call hooks, cut and reset, after all results of a poll are in
         the tables.
         """
-        on_step = self._on_step
+        on_step = self._hooks.on_step
+        worker = self._hooks.worker
+        settings = self._setup.settings
         actions = self._actions
         many_rows = self._many_rows
-        cut_length = self._settings.cut_length
+        cut_length = settings.cut_length
         for episode, waiting, has_ended, hit_horizon in ready:
             builder = episode.batch_builder
             if builder.held > many_rows:
@@ -340,18 +327,18 @@ class Iteration:
                 for seat in waiting:
                     seat.lane.queue.append(seat)
             if on_step is not None and episode.length:
-                on_step(worker=self._worker, base_env=self.base_env, episode=episode)
-            if has_ended and not self._settings.no_done_at_end:
+                on_step(worker=worker, base_env=self.base_env, episode=episode)
+            if has_ended and not settings.no_done_at_end:
                 self._check_final_observations(episode)
             is_long_enough = builder.count >= cut_length
             if (over or is_long_enough) and builder.has_pending_agent_data():
-                if is_long_enough or not self._settings.is_truncating:
+                if is_long_enough or not settings.is_truncating:
                     self._cuts.append((len(outputs), builder.cut(episode, is_over=over)))
                     outputs.append(_TO_COME)
                 else:
                     builder.postprocess(episode)
             if over:
-                self._end_episode(episode, keep_env=hit_horizon and self._settings.soft_horizon)
+                self._end_episode(episode, keep_env=hit_horizon and settings.soft_horizon)
 
     def _build_batches(self, outputs: Outputs) -> None:
         """Put the batches into their reserved places."""
@@ -359,7 +346,8 @@ class Iteration:
             return
         places, cuts = zip(*self._cuts, strict=True)
         self._cuts = []
-        batches = build_batches(cuts, self._lanes, is_multi_agent=self._policies.is_multi_agent)
+        is_multi_agent = self._setup.policy_map.is_multi_agent
+        batches = build_batches(cuts, self._lanes, is_multi_agent=is_multi_agent)
         for place, batch in zip(places, batches, strict=True):
             outputs[place] = batch
 
@@ -397,35 +385,22 @@ class Iteration:
     # --- episodes ---
 
     def _open_episode(self, env_id: Any) -> MultiAgentEpisode:
-        builders = self._free_builders or [BatchBuilder(self._on_postprocessed)]
+        if not self._free_builders:
+            self._free_builders.append(BatchBuilder(self._hooks.on_postprocessed))
         episode = self._episodes[env_id] = MultiAgentEpisode(
             env_id=env_id,
             episode_id=self._ids.getrandbits(62),
             lanes=self._lanes,
-            binding=self._policies.binding(self._setup.get_worker),
-            batch_builder=builders.pop(),
+            binding=self._setup.policy_map.binding(self._setup.get_worker),
+            batch_builder=self._free_builders.pop(),
             add_extra_batch=self.extra_batches.append,
         )
         episode.place = self.base_env.place_of(env_id)
-        self._call_exploration("on_episode_start", episode)
-        if self._on_start is not None:
-            self._on_start(
-                worker=self._worker,
-                base_env=self.base_env,
-                policies=self._policies,
-                episode=episode,
-            )
+        self._hooks.episode_starts(episode)
         return episode
 
     def _end_episode(self, episode: MultiAgentEpisode, *, keep_env: bool) -> None:
-        self._call_exploration("on_episode_end", episode)
-        if self._on_end is not None:
-            self._on_end(
-                worker=self._worker,
-                base_env=self.base_env,
-                policies=self._policies,
-                episode=episode,
-            )
+        self._hooks.episode_ends(episode)
         if keep_env:
             self._soft_reset(episode)
         else:
@@ -480,42 +455,14 @@ class Iteration:
         if episode is None:
             return
         builder = episode.batch_builder
-        if self._settings.is_truncating:
+        is_truncating = self._setup.settings.is_truncating
+        if is_truncating:
             builder.postprocess(episode)
-        self._call_exploration("on_episode_end", episode)
+        self._hooks.episode_breaks_off(episode)
         episode.close()
-        if not self._settings.is_truncating:
+        if not is_truncating:
             builder.discard()
         self._free_builders.append(builder)
-
-    def _call_exploration(self, hook: str, episode: MultiAgentEpisode) -> None:
-        for lane in self._lanes.values():
-            policy = lane.actor.policy
-            exploration = getattr(policy, "exploration", None)
-            if exploration is not None:
-                getattr(exploration, hook)(
-                    policy=policy,
-                    environment=self.base_env,
-                    episode=episode,
-                    tf_sess=None,
-                )
-
-    def _call_postprocess_hook(
-        self,
-        episode: MultiAgentEpisode,
-        seat: Seat,
-        batch: SampleBatch,
-        originals: Mapping[Any, tuple[Policy, SampleBatch]],
-    ) -> None:
-        self._setup.callbacks.on_postprocess_trajectory(
-            worker=self._worker,
-            episode=episode,
-            agent_id=seat.agent_id,
-            policy_id=seat.lane.policy_id,
-            policies=self._policies,
-            postprocessed_batch=batch,
-            original_batches=originals,
-        )
 
 
 def _copied_info(seat: Seat, info: Any) -> Any:
@@ -539,6 +486,8 @@ def _effective_horizon(base_env: BaseEnv, horizon: int | float | None) -> float:
     envs = base_env.get_unwrapped()
     if not limit and envs:
         limit = episode_limit(envs[0])
-    steps = None if horizon is None or math.isinf(horizon) else int(horizon)
+    steps = None
+    if horizon is not None and math.isfinite(horizon):
+        steps = int(horizon)
     length = checked_horizon(steps, limit)
     return math.inf if length is None else length
