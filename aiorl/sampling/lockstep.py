@@ -1,13 +1,13 @@
 """Lockstep: sampling in which all environments step together, with whole columns per step.
 
-The loop writes directly into a `LevelTable`. Derived columns are computed once per fragment. The
-same seeds give the same rows, regardless of where fragments are cut.
+The loop writes directly into a `LevelTable`, of which a `FragmentBuilder` makes fragments. The same
+seeds give the same rows, regardless of where fragments are cut.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.acting.graph_policy import ActRows, GraphPolicy
-from aiorl.acting.postprocess import NEED_ACTION_VALUES, NEED_VALUES, postprocessed
 from aiorl.acting.preprocessors import Preprocessor, preprocessor_for
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
@@ -29,8 +28,8 @@ from aiorl.errors import SamplerDied
 from aiorl.process.log_once import report
 from aiorl.process.machine import spare_cores
 from aiorl.sampling.clipping import ClipWatch
-from aiorl.sampling.fragments import FRAGMENT_COLUMNS, EpisodeCollector, EpisodeTracker
-from aiorl.sampling.table import DERIVED, FinalRows, Layout, LevelTable
+from aiorl.sampling.fragments import FragmentBuilder
+from aiorl.sampling.table import FinalRows, LevelTable
 
 Array = NDArray[Any]
 F32 = NDArray[np.float32]
@@ -77,78 +76,35 @@ class Lockstep:
         """
         self.env = env
         self.policy = policy
-        self.filter = filter if filter is not None else NoFilter()
+        self.filter = NoFilter() if filter is None else filter
         self.perf = PerfStats()
         self.is_stopped = False
         self._preprocessor = preprocessor or preprocessor_for(env.observation_space)
         self._settings = settings
-        self._plan = plan
         self._rng = np.random.default_rng(settings.seed)
-        self._tracker = EpisodeTracker(env.num_envs)
-        columns = {name for name in plan.columns if name in FRAGMENT_COLUMNS}
-        sent = set(columns)
-        if policy.reward_scaler is not None and c.REWARDS in columns:
-            sent.add(c.SCALED_REWARDS)
-        self._sent = tuple(sorted(sent))
-        self._wants_finals = c.NEW_OBS in columns
-        self._wants_last = self._wants_finals or c.LAST_OBS in columns
-        self._needs_final_values = plan.postprocess in NEED_VALUES or c.BOOTSTRAP_VALUES in columns
-        self._needs_values = self._needs_final_values or c.VF_PREDS in columns
-        self._needs_action_values = plan.postprocess in NEED_ACTION_VALUES
-        needs_dist_inputs = self._needs_action_values or c.ACTION_DIST_INPUTS in columns
-        self._collector = None if settings.is_truncating else EpisodeCollector(env.num_envs)
-        self._steps = settings.rollout_fragment_length
-        self._layout = self._layout_with(
-            columns if settings.is_truncating else (),
-            keeps_dist_inputs=needs_dist_inputs or policy.logp_is_apart,
-        )
         layout = ActionLayout(env.action_space)
-        self._clip = layout.clip if settings.clip_actions and layout.is_bounded else None
-        self._clip_watch = ClipWatch.of(
-            c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions
+        self._builder = FragmentBuilder(
+            policy,
+            plan,
+            settings,
+            num_envs=env.num_envs,
+            obs_shape=self._preprocessor.shape,
+            obs_dtype=self.filter.output_dtype(self._preprocessor.dtype),
+            clip_watch=ClipWatch.of(
+                c.DEFAULT_POLICY_ID, policy, layout, clips=settings.clip_actions
+            ),
         )
-        self._actions_need_copy = not isinstance(env.action_space, spaces.Discrete)
-        self._begins = (
-            env.can_begin and env.num_envs > 1 and not self._actions_need_copy and spare_cores() > 0
-        )
+        is_discrete = isinstance(env.action_space, spaces.Discrete)
+        self._to_env: Callable[[Array], Array] | None = None
+        if settings.clip_actions and layout.is_bounded:
+            self._to_env = layout.clip
+        elif not is_discrete:  # the environment may change the array, which is sent
+            self._to_env = np.ndarray.copy
+        self._begins = env.can_begin and env.num_envs > 1 and is_discrete and spare_cores() > 0
         self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._table: LevelTable | None = None
         self._next_obs: Array | None = None
-
-    def _layout_with(self, sent: Collection[str], *, keeps_dist_inputs: bool) -> Layout:
-        """Return shape and dtype of each array of a table by column name, in the order in which
-        they lie in memory.
-
-        Columns to send come first. Integers precede floats: integers are sent compressed and would
-        otherwise separate the floats. Observations come last, because the one after the last step
-        may be sent, too. A column that need not be kept has a single row.
-        """
-        steps = self._steps
-        num_envs = self.env.num_envs
-        acts = self.policy.distribution
-        each_step = (steps, num_envs)
-        float32 = np.dtype(np.float32)
-        flag = np.dtype(np.bool_)
-        obs_dtype = np.dtype(self.filter.output_dtype(self._preprocessor.dtype))
-        arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
-            c.ACTIONS: ((*each_step, *acts.action_shape), np.dtype(acts.action_dtype)),
-            c.TERMINATEDS: (each_step, flag),
-            c.TRUNCATEDS: (each_step, flag),
-            c.ACTION_DIST_INPUTS: (
-                (steps if keeps_dist_inputs else 1, num_envs, int(acts.num_inputs)),
-                float32,
-            ),
-            c.ACTION_LOGP: (each_step, float32),
-            c.VF_PREDS: ((steps if self._needs_values else 1, num_envs), float32),
-            c.REWARDS: (each_step, float32),
-            **{name: (each_step, float32) for name in DERIVED if name in sent},
-            c.OBS: ((steps + 1, num_envs, *self._preprocessor.shape), obs_dtype),
-        }
-        order = sorted(
-            arrays, key=lambda name: (name not in sent, name == c.OBS, arrays[name][1].kind == "f")
-        )
-        return {name: arrays[name] for name in order}
 
     def sample(self, on_step: Callable[[], None] | None = None) -> Fragment:
         """Return the next fragment; block until it is full.
@@ -165,20 +121,16 @@ class Lockstep:
             SamplerDied: ``is_stopped`` was set.
             Exception: ``on_step`` raised it.
         """
-        if self._collector is None:
-            return self._cut_anywhere(self._fill_table(on_step))
-        least_rows = self._steps * self.env.num_envs
-        while self._collector.ready_rows < least_rows:
-            table = self._fill_table(on_step)
-            columns, _ = self._columns(table)
-            self._collector.add(columns, table.followers()[1] if self._wants_last else None)
-        return self._whole_episodes(*self._collector.take())
+        fragment = None
+        while fragment is None:
+            fragment = self._builder.add(self._full_table(on_step), self._state)
+        return fragment
 
     def take_episodes(self) -> EpisodeColumns:
         """Return the episodes that ended since the last call; whole games if wrappers cut games
         into episodes.
         """
-        episodes = self._tracker.take_finished()
+        episodes = self._builder.tracker.take_finished()
         games = self.env.take_finished_games()
         if games is None:
             return episodes
@@ -193,23 +145,16 @@ class Lockstep:
         if self._table is None:
             if self._next_obs is None:
                 self._next_obs = self._first_obs()
-            noise = self.policy.draw_noise(self._rng, self._steps, self.env.num_envs)
-            self._table = LevelTable(self._layout, noise, self._state, self._plan.state_every)
+            steps = self._settings.rollout_fragment_length
+            noise = self.policy.draw_noise(self._rng, steps, self.env.num_envs)
+            self._table = self._builder.empty_table(noise, self._state)
             self._table.obs[0] = self._next_obs
         return self._table
 
-    def _fill_table(self, on_step: Callable[[], None] | None) -> LevelTable:
+    def _full_table(self, on_step: Callable[[], None] | None) -> LevelTable:
         """Return a full table; its last observation is also the first of the next one."""
         table = self.prepare()
         self._run_steps(table, on_step)
-        if self.policy.logp_is_apart:
-            flat = [
-                column.reshape(-1, *column.shape[2:])
-                for column in (table.dist_inputs, table.actions)
-            ]
-            table.logp[...] = self.policy.distribution.logp(*flat).reshape(table.logp.shape)
-        if self._clip_watch is not None:
-            self._clip_watch.look(table.actions)
         self._table = None
         self._next_obs = table.obs[-1].copy()
         return table
@@ -226,17 +171,18 @@ class Lockstep:
         """Fill the rest of the table; can be called again after an exception from ``on_step``."""
         # local names, because this loop is most of what the sampler itself costs
         clock = time.perf_counter
-        act_into = self._act_by_halves if self._begins else self.policy.act_into
+        act_into: Callable[..., list[F32]] = self.policy.act_into
+        if self._begins:
+            act_into = self._act_by_halves
         env_step = self.env.step
         obs = table.obs
         rewards = table.rewards
         terminateds = table.terminateds
         truncateds = table.truncateds
-        clip = self._clip
-        copy = self._actions_need_copy
+        to_env = self._to_env
         obs_is_plain = self._obs_is_plain
         state = self._state
-        notes_states = bool(state and self._plan.state_every)
+        notes_states = bool(state and table.state_every)
         inference_s = env_s = processing_s = 0.0
         must_report = True  # one step of each table is enough for a debug log
         first = t = table.filled
@@ -260,10 +206,8 @@ class Lockstep:
                 if must_report:
                     report("compute_actions_result", c.DEFAULT_POLICY_ID, [rows._asdict(), state])
                 actions = rows.actions
-                if clip is not None:
-                    actions = clip(actions)
-                elif copy:  # the environment may change the array, which is sent
-                    actions = actions.copy()
+                if to_env is not None:
+                    actions = to_env(actions)
                 step = env_step(actions)
                 stepped = clock()
                 env_s += stepped - acted
@@ -286,7 +230,7 @@ class Lockstep:
                     self._report_observed(step.obs, obs[t + 1], step.infos)
                     must_report = False
                 processing_s += clock() - stepped
-            table.filled = self._steps
+            table.filled = len(rewards)
             self._state = state
         finally:
             self.perf.iters += table.filled - first
@@ -303,14 +247,12 @@ class Lockstep:
         half = self.env.num_envs // 2
         after: list[list[F32]] = []
         actions, dist_inputs, values, logp = rows
+        logp_of_part = None
         try:
             for part in (slice(half), slice(half, None)):
-                of_part = ActRows(
-                    actions[part],
-                    dist_inputs[part],
-                    values[part],
-                    None if logp is None else logp[part],
-                )
+                if logp is not None:
+                    logp_of_part = logp[part]
+                of_part = ActRows(actions[part], dist_inputs[part], values[part], logp_of_part)
                 after.append(
                     self.policy.act_into(
                         obs[part], [component[part] for component in state], noise[part], of_part
@@ -358,127 +300,6 @@ class Lockstep:
             "preprocessed_obs", c.DEFAULT_POLICY_ID, lambda: self._preprocessor.transform(raw_obs)
         )
         report("filtered_obs", c.DEFAULT_POLICY_ID, obs)
-
-    # --- fragments ---
-
-    def _cut_anywhere(self, table: LevelTable) -> Fragment:
-        """Return the fragment of one table, cut at the table's end."""
-        columns, bootstrap = self._columns(table)
-        columns |= postprocessed(
-            self._plan.postprocess, columns, self._plan.postprocess_params, bootstrap
-        )
-        # into the memory that is sent as one piece, if they fit
-        for name, target in table.derived.items():
-            column = columns.get(name)
-            if column is None or (column.shape, column.dtype) != (target.shape, target.dtype):
-                continue
-            target[...] = column
-            columns[name] = target
-        extras: dict[str, Array] = {}
-        if self._wants_last:
-            extras[c.LAST_OBS] = table.obs[-1]
-        if self._wants_finals and table.finals:
-            index, finals = table.followers()
-            extras[c.FINAL_INDEX] = index.astype(np.int32)
-            extras[c.FINAL_OBS] = finals
-        extras |= table.state_columns()
-        return Fragment(self._selected(columns, self._layout), extras)
-
-    def _whole_episodes(self, columns: dict[str, Array], finals: Array | None) -> Fragment:
-        """Return a fragment of whole episodes, as if from one environment."""
-        columns |= postprocessed(self._plan.postprocess, columns, self._plan.postprocess_params)
-        extras: dict[str, Array] = {}
-        if finals is not None:
-            if self._wants_finals:
-                extras[c.FINAL_INDEX] = np.argwhere(columns[c.DONES]).astype(np.int32)
-                extras[c.FINAL_OBS] = finals
-            extras[c.LAST_OBS] = finals[-1:]
-        for number, component in enumerate(self.policy.initial_state(1)):
-            extras[c.state_in(number)] = component
-        return Fragment(self._selected(columns), extras)
-
-    def _columns(self, table: LevelTable) -> tuple[dict[str, Array], F32]:
-        """Return all columns except the postprocessed ones, and the values of the observations
-        after the last step.
-        """
-        dones = table.terminateds | table.truncateds
-        self._tracker.advance(table.rewards, dones, table.valid)
-        limit = self._settings.reward_limit
-        if limit:
-            np.clip(table.rewards, -limit, limit, out=table.rewards)
-        columns: dict[str, Array] = {
-            c.OBS: table.obs[:-1],
-            c.ACTIONS: table.actions,
-            c.REWARDS: table.rewards,
-            c.TERMINATEDS: table.terminateds,
-            c.TRUNCATEDS: table.truncateds,
-            c.ACTION_LOGP: table.logp,
-        }
-        if self.policy.reward_scaler is not None:
-            columns[c.SCALED_REWARDS] = self.policy.reward_scaler.scale_envs(
-                table.rewards, dones, table.valid
-            )
-        if len(table.dist_inputs) == len(table.rewards):
-            columns[c.ACTION_DIST_INPUTS] = table.dist_inputs
-        if self._needs_action_values:
-            columns[c.ACTION_VALUES] = self.policy.distribution.action_values(
-                table.dist_inputs, table.actions
-            )
-        if self._needs_values:
-            columns[c.VF_PREDS] = table.values
-        if table.valid is not None:
-            columns[c.VALID] = table.valid
-        bootstrap = np.zeros(table.rewards.shape[1], np.float32)
-        if self._needs_final_values:
-            bootstrap, columns[c.BOOTSTRAP_VALUES] = self._final_values(table)
-        return columns, bootstrap
-
-    def _final_values(self, table: LevelTable) -> tuple[F32, F32]:
-        """Return values after the last step [N], and of true final observations at truncated rows
-        [T, N], else 0.
-
-        One call evaluates all of them. If the next call resets an environment, its final
-        observation is also that of the next row, so its value is already known.
-        """
-        num_envs = table.rewards.shape[1]
-        truncated = table.truncateds & ~table.terminateds
-        at_truncation = np.zeros(table.rewards.shape, np.float32)
-        if self._plan.postprocess not in NEED_VALUES and not truncated.any():
-            return np.zeros(num_envs, np.float32), at_truncation
-        places: list[tuple[int, NDArray[np.int64]]] = []
-        obs: list[Array] = [table.obs[-1]]
-        states: list[list[F32]] = [[component] for component in self._state]
-        for final in table.finals:
-            keep = truncated[final.t, final.envs]
-            if keep.any():
-                places.append((final.t, final.envs[keep]))
-                obs.append(final.obs[keep])
-                for parts, component in zip(states, final.state, strict=True):
-                    parts.append(component[keep])
-        values = self.policy.values(_joined(obs), [_joined(parts) for parts in states])
-        bootstrap = values[:num_envs]
-        np.copyto(at_truncation[:-1], table.values[1:], where=truncated[:-1])
-        np.copyto(at_truncation[-1], bootstrap, where=truncated[-1])
-        start = num_envs
-        for t, index in places:
-            at_truncation[t, index] = values[start : start + len(index)]
-            start += len(index)
-        return bootstrap, at_truncation
-
-    def _selected(
-        self, columns: Mapping[str, Array], first: Collection[str] = ()
-    ) -> dict[str, Array]:
-        """Return the columns to send: those named by ``first`` in its order, then the others."""
-        order = (*(name for name in first if name in self._sent), *self._sent)
-        selected = {name: columns[name] for name in order if name in columns}
-        if c.VALID in columns:
-            selected[c.VALID] = columns[c.VALID]
-        return selected
-
-
-def _joined(parts: Sequence[Array]) -> Array:
-    """Return the parts as one array, without a copy if there is only one."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _restart(state: list[F32], step: VectorStep) -> None:

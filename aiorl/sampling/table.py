@@ -354,6 +354,7 @@ class LevelTable:
         derived: [T, N] float32 columns to send that are computed later.
         finals: true final observations, in the order of steps.
         states: recurrent states at the first step and at every ``state_every`` steps after it.
+        state_every: number of steps between recorded states; 0 = only the first state.
         filled: number of steps recorded so far.
     """
 
@@ -384,19 +385,19 @@ class LevelTable:
         self.finals: list[FinalRows] = []
         self.states: list[list[F32]] = []
         self.filled = 0
-        self._state_every = state_every
+        self.state_every = state_every
         self.note_state(0, state_in)
 
     def note_state(self, t: int, state: Sequence[F32]) -> None:
         """Record the recurrent state before step t if it is due."""
-        if t == len(self.states) * self._state_every:
+        if t == len(self.states) * self.state_every:
             self.states.append([component.copy() for component in state])
 
     def state_columns(self) -> dict[str, F32]:
         """Return each environment's recurrent states by column name: the first one [N, ...], or all
         [N, C, ...].
         """
-        if not self._state_every:
+        if not self.state_every:
             return {
                 c.state_in(number): component for number, component in enumerate(self.states[0])
             }

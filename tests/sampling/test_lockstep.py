@@ -213,7 +213,7 @@ def test_complete_episodes_mode_returns_only_whole_episodes_and_loses_none(mode)
             np.testing.assert_allclose(part["advantages"], expected, rtol=1e-5, atol=1e-5)
     assert counts[0] > 10
     assert counts[1] > 2
-    num_waiting = sum(len(part[c.DONES]) for part in sampler._collector._parts)
+    num_waiting = sum(len(part[c.DONES]) for part in sampler._builder._collector._parts)
     assert num_waiting <= 11 + 4, "rows are forgotten once taken"
 
 
