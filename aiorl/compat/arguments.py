@@ -17,7 +17,7 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.errors import ConfigError, nearest
 from aiorl.offline.estimators import ESTIMATORS
 from aiorl.sampling.callbacks import DefaultCallbacks
-from aiorl.sampling.settings import SIMULATION, WorkerSettings
+from aiorl.sampling.settings import SIMULATION, IOSettings, WorkerSettings
 
 _ENVIRONS = "extra_python_environs_for_worker"
 _OTHER_NAMES = {
@@ -28,6 +28,7 @@ _OTHER_NAMES = {
 }
 """Arguments of RolloutWorker that have another name in the config."""
 
+_IO = IOSettings.__dataclass_fields__.keys()
 _LOG_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL")
 _EVALUATIONS = (*ESTIMATORS, SIMULATION)
 
@@ -44,7 +45,7 @@ def worker_settings(arguments: Mapping[str, Any]) -> WorkerSettings:
     Raises:
         ConfigError: an argument is wrong or cannot be applied (also a ValueError).
     """
-    names = WorkerSettings.__dataclass_fields__.keys() | {"tf_session_creator"}
+    names = WorkerSettings.__dataclass_fields__.keys() | _IO | {"tf_session_creator"}
     settings = {name: value for name, value in arguments.items() if name in names}
     config = _config({name: value for name, value in arguments.items() if name not in names})
     for name, (is_right, expected) in _CHECKS.items():
@@ -66,6 +67,7 @@ def worker_settings(arguments: Mapping[str, Any]) -> WorkerSettings:
     settings["policy_config"] = dict(settings["policy_config"] or {})
     settings["callbacks"] = settings["callbacks"] or DefaultCallbacks
     del settings["tf_session_creator"]
+    settings["io"] = IOSettings(**{name: settings.pop(name) for name in _IO})
     counts = {name: int(settings[name]) for name in ("worker_index", "num_workers")}
     return WorkerSettings(config=config, **settings | counts)
 

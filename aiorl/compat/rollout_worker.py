@@ -33,8 +33,16 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.env.registry import EnvSource
 from aiorl.errors import ConfigError
-from aiorl.offline.estimators import OffPolicyEstimate
-from aiorl.offline.io import InputCreator, OutputCreator, noop_output, sampler_input
+from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator
+from aiorl.offline.io import (
+    InputCreator,
+    InputReader,
+    IOContext,
+    OutputCreator,
+    OutputWriter,
+    noop_output,
+    sampler_input,
+)
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.settings import ObservationFn
 from aiorl.sampling.worker import Worker, change_all
@@ -221,8 +229,28 @@ def _naming_successors(
     return checked
 
 
-if TYPE_CHECKING:  # `RolloutWorker.__getattr__` passes on the attributes of its Worker
-    _Worker = Worker
+if TYPE_CHECKING:  # `RolloutWorker.__getattr__` passes on the attributes of both
+
+    class _Worker(Worker):
+        """Attributes of a worker and of its reader of batches.
+
+        Attributes:
+            rollout_fragment_length: the minimum of environment steps in a batch.
+            io_context: argument that reader and writer were made with.
+            input_reader: source of the batches.
+            output_writer: writer of copies of them.
+            reward_estimators: off-policy estimators.
+            callbacks: the hooks.
+            last_batch: batch that ``fake_sampler`` returns repeatedly, None before the first batch.
+        """
+
+        rollout_fragment_length: int
+        io_context: IOContext
+        input_reader: InputReader
+        output_writer: OutputWriter
+        reward_estimators: list[OffPolicyEstimator]
+        callbacks: DefaultCallbacks
+        last_batch: Batch | None
 else:
     _Worker = object
 
@@ -230,7 +258,8 @@ else:
 class RolloutWorker(EvaluatorInterface, _Worker):
     """Worker that samples experience with its policies and lets them learn.
 
-    It wraps a `sampling.Worker` and has all its attributes; setting them sets the Worker's.
+    It wraps a `sampling.Worker` and has all attributes of it and of its reader of batches; setting
+    them sets theirs.
 
     Attributes:
         tf_sess: always None; TensorFlow 2 has no sessions.
@@ -360,17 +389,55 @@ class RolloutWorker(EvaluatorInterface, _Worker):
             worker = vars(self).get("_worker")
             if hasattr(worker, name):
                 return getattr(worker, name)
+            reader = vars(getattr(worker, "reader", self))
+            if name in reader:
+                return reader[name]
             message = f"'RolloutWorker' object has no attribute {name!r}"
             hint = _OLD_METHODS.get(name)
             raise AttributeError(f"{message}. {hint}" if hint else message, name=name, obj=self)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set the worker's attribute if it has one of this name."""
+            """Set the attribute of the worker or of its reader if one of them has it."""
             worker = vars(self).get("_worker", self)
-            object.__setattr__(worker if name in vars(worker) else self, name, value)
+            for part in (worker, getattr(worker, "reader", self)):
+                if name in vars(part) and not name.startswith("_"):
+                    object.__setattr__(part, name, value)
+                    return
+            object.__setattr__(self, name, value)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *dir(vars(self).get("_worker"))]
+        worker = vars(self).get("_worker")
+        return [*super().__dir__(), *dir(worker), *vars(getattr(worker, "reader", self))]
+
+    @functools.cached_property
+    def num_envs(self) -> int:
+        """Number of environments requested."""
+        return self.settings.config.num_envs_per_worker
+
+    @functools.cached_property
+    def worker_index(self) -> int:
+        """Index of the worker, 0 = local."""
+        return self.settings.worker_index
+
+    @functools.cached_property
+    def num_workers(self) -> int:
+        """Number of remote workers."""
+        return self.settings.num_workers
+
+    @functools.cached_property
+    def policy_config(self) -> dict[str, Any]:
+        """Base config of the policies."""
+        return dict(self.settings.policy_config)
+
+    @functools.cached_property
+    def policies_to_train(self) -> list[str]:
+        """Ids of the policies that learn, in order."""
+        return list(self.policy_map.trainable_ids)
+
+    @functools.cached_property
+    def multiagent(self) -> bool:
+        """True unless the default policy is the only one."""
+        return self.policy_map.is_multi_agent
 
     def creation_args(self) -> dict[str, Any]:
         """Return the arguments that the worker was made with."""

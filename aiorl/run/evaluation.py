@@ -30,6 +30,7 @@ from aiorl.process.replaced_file import replaced
 from aiorl.run.worker.sampler_unit import settings_of_run
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies
+from aiorl.sampling.settings import IOSettings
 from aiorl.sampling.worker import Worker
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _worker(
     if part.output is not None:
         from aiorl.offline.sources import configured_output  # loaded only if episodes are stored
 
-        settings["output_creator"] = configured_output(part)
+        settings["io"] = IOSettings(output_creator=configured_output(part))
     policies = learned_policies(part, run.acting.graphs, explore=explore)
     worker = Worker(settings_of_run(part, policies, **settings))
     try:

@@ -29,6 +29,32 @@ observation."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class IOSettings:
+    """Source of a worker's batches, and destination of their copies.
+
+    Attributes:
+        input_creator: makes the InputReader from an IOContext; the default reads from the sampler.
+        input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: ways to evaluate stored
+            input.
+        output_creator: makes the OutputWriter from an IOContext; the default writes nothing.
+    """
+
+    input_creator: InputCreator = sampler_input
+    input_evaluation: Collection[str] = frozenset()
+    output_creator: OutputCreator = noop_output
+
+    @property
+    def wants_simulation(self) -> bool:
+        """True if the environment is sampled for metrics only."""
+        return SIMULATION in self.input_evaluation
+
+    @property
+    def is_stored(self) -> bool:
+        """True if rows are read from somewhere else than the sampler, or written."""
+        return self.input_creator is not sampler_input or self.output_creator is not noop_output
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """Config keys for a worker, and parts that only code can provide.
 
@@ -51,10 +77,7 @@ class WorkerSettings:
         log_dir: the run's directory, for output.
         log_level: level of the ``aiorl`` logger; None leaves it unchanged.
         callbacks: class of the hooks.
-        input_creator: makes the InputReader from an IOContext; the default reads from the sampler.
-        input_evaluation: any of ``"is"``, ``"wis"`` and ``"simulation"``: ways to evaluate stored
-            input.
-        output_creator: makes the OutputWriter from an IOContext; the default writes nothing.
+        io: input and output of batches.
         sample_plan: the columns needed of the default policy's rows, if nothing else uses the rows;
             the environments then step in lockstep if they can. None = complete rows are needed.
     """
@@ -72,15 +95,8 @@ class WorkerSettings:
     log_dir: str | None = None
     log_level: str | None = None
     callbacks: type[DefaultCallbacks] = DefaultCallbacks
-    input_creator: InputCreator = sampler_input
-    input_evaluation: Collection[str] = frozenset()
-    output_creator: OutputCreator = noop_output
+    io: IOSettings = field(default_factory=IOSettings)
     sample_plan: SamplePlan | None = None
-
-    @property
-    def wants_simulation(self) -> bool:
-        """True if the environment is sampled for metrics only."""
-        return SIMULATION in self.input_evaluation
 
     @property
     def shows_worker(self) -> bool:
@@ -89,17 +105,15 @@ class WorkerSettings:
             worker_hooks(self.callbacks)
             or self.policy_mapping_fn
             or self.observation_fn
-            or self.input_evaluation
-            or self.input_creator is not sampler_input
-            or self.output_creator is not noop_output
+            or self.io.input_evaluation
+            or self.io.is_stored
         )
 
     @property
     def wrapping(self) -> Wrapping:
         """Wrappers of single gym-like environments."""
-        return Wrapping.of(
-            self.config, None if self.monitor_path is None else os.fspath(self.monitor_path)
-        )
+        path = None if self.monitor_path is None else os.fspath(self.monitor_path)
+        return Wrapping.of(self.config, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import threading
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from aiorl.acting.filters import ObservationFilter, make_filter
@@ -23,25 +23,20 @@ from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, policy_seed
 from aiorl.config import registry
-from aiorl.data.arrays import Batch, columns_of, compressed, concat_batches
+from aiorl.data.arrays import Batch
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_seedable
 from aiorl.env.kinds import facts_of
-from aiorl.errors import ConfigError, EndOfData, PolicyError, SamplerDied
-from aiorl.offline.estimators import (
-    ESTIMATORS,
-    OffPolicyEstimate,
-    OffPolicyEstimator,
-    episode_parts,
-)
-from aiorl.offline.io import InputReader, IOContext, OutputWriter, with_common_columns
+from aiorl.errors import PolicyError, SamplerDied
+from aiorl.offline.estimators import OffPolicyEstimate
+from aiorl.offline.io import IOContext
 from aiorl.process.log_once import log_once, report
 from aiorl.sampling import build
 from aiorl.sampling.async_sampler import AsyncSampler
+from aiorl.sampling.batches import BatchReader
 from aiorl.sampling.policies import (
     PolicySpec,
     enable_eager,
@@ -52,7 +47,7 @@ from aiorl.sampling.policies import (
     seed_generators,
 )
 from aiorl.sampling.sampler import SyncSampler
-from aiorl.sampling.settings import WorkerSettings
+from aiorl.sampling.settings import SamplerSetup, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -74,32 +69,17 @@ class Worker:
     another can set weights or sample, too.
 
     Attributes:
-        settings: the settings it was made from.
+        settings: the settings it was made from; once the environment is there, with the limit of
+            rewards that holds for it.
         env: environment 0, with its wrappers.
         async_env: all environments, as a BaseEnv.
-        num_envs: number of environments requested.
-        rollout_fragment_length: T, the minimum of environment steps in a batch: the setting times
-            ``num_envs``.
         policy_map: policy id -> policy.
-        policies_to_train: ids of the policies that learn, in order.
-        multiagent: True unless the default policy is the only one.
         preprocessors: policy id -> preprocessor.
         filters: policy id -> observation filter. If rewards are scaled, they include the statistics
             of a policy's returns, as ``policy id/returns``.
-        sampling_filters: policy id -> filter for observations when rows are made, see
-            `install_filter`.
         preprocessing_enabled: False if the environment's wrappers preprocess observations.
-        reward_limit: rewards of rows lie in ``[-limit, limit]``; 0 = no limit.
-        callbacks: the hooks.
-        policy_config: base config of the policies.
-        worker_index: its index, 0 = local.
-        num_workers: number of remote workers.
-        io_context: argument that reader and writer were made with.
-        reward_estimators: off-policy estimators.
         sampler: SyncSampler or AsyncSampler.
-        input_reader: source of the batches.
-        output_writer: writer of copies of them.
-        last_batch: batch that ``fake_sampler`` returns repeatedly, None before the first batch.
+        reader: the batches, with the reader, the writer and the callbacks.
         global_vars: the last global variables set, or None.
         on_turn: called between two turns of the sampler, in the sampling thread; it can set
             weights. ``sample()`` raises its errors; afterwards a synchronous sampler continues, but
@@ -136,17 +116,10 @@ class Worker:
         global _current
         before = _current
         _current = current = weakref.ref[Worker](self)
+        self.settings = settings
         self.on_turn = None if on_turn is None else functools.partial(on_turn, self)
         self._wrapped = None if wrap is None else wrap(self)
-        self.settings = settings
-        self.num_envs = settings.config.num_envs_per_worker
-        self.rollout_fragment_length = settings.config.rollout_fragment_length * self.num_envs
-        self.policy_config = dict(settings.policy_config)
-        self.worker_index = settings.worker_index
-        self.num_workers = settings.num_workers
         self.global_vars: dict[str, Any] | None = None
-        self.last_batch: Batch | None = None
-        self._read: list[Batch] = []
         self._sampling = threading.RLock()
         self._is_stopped = False
         try:
@@ -167,18 +140,18 @@ class Worker:
         config = settings.config
         os.environ.update(config.extra_python_environs_for_worker)
         classes = policy_classes(settings.policy)
-        enable_eager(self.policy_config, classes)
+        enable_eager(settings.policy_config, classes)
         if settings.log_level is not None:
             logging.getLogger("aiorl").setLevel(settings.log_level)
         log_once.set_up(settings.worker_index, settings.log_level)
         polled = build.why_polled(settings)
         maker = build.env_maker(settings, polled)
-        self.callbacks = settings.callbacks()
+        callbacks = settings.callbacks()
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
-        self.reward_limit = (
-            float(maker.is_deepmind) if config.clip_rewards is None else config.reward_limit
-        )
+        if config.clip_rewards is None:
+            config = config.model_copy(update={"clip_rewards": float(maker.is_deepmind)})
+            self.settings = settings = replace(settings, config=config)
         facts = facts_of(self.env, maker.env_id)
         self._env_spaces = (facts.declared("observation_space"), facts.declared("action_space"))
         specs = policy_specs(settings.policy, *self._env_spaces)
@@ -191,8 +164,6 @@ class Worker:
         self.policy_map = PolicyMap(
             policies, settings.policy_mapping_fn, settings.policies_to_train
         )
-        self.policies_to_train = list(self.policy_map.trainable_ids)
-        self.multiagent = self.policy_map.is_multi_agent
         facts.check_policies(specs, "policy")
         self.filters: dict[str, ObservationFilter] = {
             policy_id: make_filter(
@@ -200,10 +171,11 @@ class Worker:
             )
             for policy_id, preprocessor in self.preprocessors.items()
         }
-        for policy_id in self.filters.keys() - self.policies_to_train:
+        for policy_id in self.filters.keys() - self.policy_map.trainable_ids:
             # nothing of a policy that doesn't learn changes
             self.filters[policy_id].is_frozen = True
         self.filters |= build.make_return_filters(policies)
+        # of a policy that filters observations by itself, an identity
         self.sampling_filters = self.filters | {
             policy_id: install_filter(policy, self.filters[policy_id])
             for policy_id, policy in policies.items()
@@ -214,26 +186,30 @@ class Worker:
                 no_done_at_end=config.no_done_at_end,
             )
         self.async_env: BaseEnv = maker.to_base_env(self.env)
-        self.io_context = IOContext(
-            settings.log_dir, self.policy_config, settings.worker_index, self._for_hooks()
+        worker_of_hooks = self._for_hooks()
+        context = IOContext(
+            log_dir=settings.log_dir,
+            config=settings.policy_config,
+            worker_index=settings.worker_index,
+            worker=worker_of_hooks,
         )
-        self.reward_estimators: list[OffPolicyEstimator] = [
-            ESTIMATORS[name].create(self.io_context)
-            for name in sorted(settings.input_evaluation)
-            if name in ESTIMATORS
-        ]
-        self.sampler = build.make_sampler(
-            self, settings, polled, worker_of_hooks=self._for_hooks(), on_turn=_between_turns(self)
+        self.reader = BatchReader(settings, context, callbacks)
+        setup = SamplerSetup(
+            # otherwise the thread of an asynchronous sampler keeps it alive forever
+            worker=weakref.ref(worker_of_hooks),
+            base_env=self.async_env,
+            policy_map=self.policy_map,
+            preprocessors=self.preprocessors,
+            filters=self.sampling_filters,
+            settings=config,
+            callbacks=callbacks,
+            observation_fn=settings.observation_fn,
         )
+        self.sampler = build.make_sampler(setup, settings, polled, on_turn=_between_turns(self))
         if isinstance(self.sampler, AsyncSampler):
             self.sampler.start()
-        self.input_reader: InputReader = build.make_stream(
-            settings, "input_creator", InputReader, self.io_context
-        )
-        self.output_writer: OutputWriter = build.make_stream(
-            settings, "output_creator", OutputWriter, self.io_context
-        )
-        if self.worker_index == 0:
+        self.reader.open(self.sampler)
+        if settings.worker_index == 0:
             logger.info("Policies: %s", dict(self.policy_map))
             logger.info("Preprocessors: %s", self.preprocessors)
             logger.info("Filters: %s", self.filters)
@@ -255,12 +231,7 @@ class Worker:
         with self._sampling:
             if self._is_stopped:
                 raise SamplerDied("the worker was stopped; make another one to continue sampling")
-            if self.settings.config.fake_sampler and self.last_batch is not None:
-                return self.last_batch
-            batch = self._sample()
-            if self.settings.config.fake_sampler:
-                self.last_batch = batch
-            return batch
+            return self.reader.read()
 
     def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
         """Return a fragment and the episodes that ended since the last one; None unless
@@ -273,65 +244,16 @@ class Worker:
         if not (isinstance(sampler, SyncSampler) and sampler.lockstep):
             return None
         sampler.on_turn = self.on_turn  # set directly, because it is called on every step
-        report("sample_start", self.rollout_fragment_length)
+        report("sample_start", self.reader.rollout_fragment_length)
         sampled = sampler.get_fragment()
         if sampled is not None:
             report("sample_end", sampled[0].columns)
         return sampled
 
-    def _sample(self) -> Batch:
-        report("sample_start", self.rollout_fragment_length)
-        batch = self._read_enough()
-        report("sample_end", columns_of(batch))
-        self.output_writer.write(batch)
-        if self.reward_estimators:
-            # Two threads must not evaluate a policy at the same time, and estimators evaluate
-            # policies.
-            with self.paused():
-                for part in episode_parts(batch):
-                    for estimator in self.reward_estimators:
-                        estimator.process(part)
-        how = self.settings.config.compress_observations
-        return compressed(batch, is_bulk=how == "bulk") if how else batch
-
-    def _read_enough(self) -> Batch:
-        """Read a batch and pass it to the callback; keep the parts for the next call if that
-        raises.
-        """
-        limit = self.num_envs if self.settings.config.is_truncating else math.inf
-        while not self._read or (
-            len(self._read) < limit
-            and sum(batch.env_steps for batch in self._read) < self.rollout_fragment_length
-        ):
-            try:
-                batch: object = self.input_reader.next()
-            except EndOfData:  # the batches read so far are the end of the stored experience
-                if not self._read:
-                    raise
-                break
-            if not isinstance(batch, SampleBatch | MultiAgentBatch):
-                raise ConfigError(
-                    f"the input reader {type(self.input_reader).__name__} returned a"
-                    f" {type(batch).__name__}, expected a SampleBatch or a MultiAgentBatch.",
-                    key="input",
-                    value=batch,
-                )
-            self._read.append(batch)
-        batches = self._read
-        self._read = []
-        try:
-            mixes_sources = self.input_reader.mixes_sources and len(batches) > 1
-            whole = concat_batches(with_common_columns(batches) if mixes_sources else batches)
-            self.callbacks.on_sample_end(worker=self._for_hooks(), samples=whole)
-        except BaseException:
-            self._read = batches + self._read
-            raise
-        return whole
-
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
         """Return the episodes that ended since the last call, then the new estimates."""
         metrics: list[RolloutMetrics | OffPolicyEstimate] = [*self.sampler.get_metrics()]
-        for estimator in self.reward_estimators:
+        for estimator in self.reader.reward_estimators:
             metrics += estimator.get_metrics()
         return metrics
 
@@ -446,8 +368,8 @@ class Worker:
         """
         self._is_stopped = True
         with contextlib.ExitStack() as last_first:
-            for stream in self._parts("output_writer", "input_reader"):
-                last_first.callback(stream.close)
+            for reader in self._parts("reader"):
+                last_first.callback(reader.close)
             # the BaseEnv stops the first environment, too; without one, that is all there is
             closing = [env.stop for env in self._parts("async_env")] or [
                 env.close for env in self._parts("env") if hasattr(env, "close")
@@ -458,9 +380,11 @@ class Worker:
                 last_first.callback(sampler.stop)
             last_first.callback(self.interrupt)  # wakes a sampler that waits
 
-    def _parts(self, *names: str) -> list[Any]:
-        """Return the parts that exist; there may be none in a worker whose constructor failed."""
-        return [getattr(self, name) for name in names if hasattr(self, name)]
+    def _parts(self, name: str) -> list[Any]:
+        """Return a part in a list, which is empty in a worker whose constructor failed before."""
+        if hasattr(self, name):
+            return [getattr(self, name)]
+        return []
 
     def __enter__(self) -> Self:
         return self
@@ -476,8 +400,15 @@ class Worker:
         for env in self._parts("async_env"):
             env.interrupt()  # ends waits of the sampling thread and of clients
 
+    @property
+    def reward_limit(self) -> float:
+        """Limit of the rewards of rows, which lie in ``[-limit, limit]``; 0 = no limit."""
+        return self.settings.config.reward_limit
+
     def paused(self) -> contextlib.AbstractContextManager[Any]:
-        """Keep other threads from processing observations and evaluating policies."""
+        """Return a context that keeps other threads from processing observations and evaluating
+        policies.
+        """
         return self.sampler.paused()
 
     def _for_hooks(self) -> Any:

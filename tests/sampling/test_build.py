@@ -170,7 +170,7 @@ def test_deepmind_wrapping_switches_preprocessing_off_and_clipping_on(make_worke
     assert not worker.preprocessing_enabled
     assert isinstance(worker.preprocessors[DEFAULT], IdentityPreprocessor)
     assert worker.policy_map[DEFAULT].observation_space.shape == (42, 42, 4)
-    assert reward_limit(worker) == expected
+    assert worker.reward_limit == expected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_without_deepmind_wrapping_none_clips_no_rewards(make_worker, changes):
     worker = make_worker(**{"env_creator": PONG, **changes})
     assert worker.preprocessing_enabled
     assert not isinstance(worker.preprocessors[DEFAULT], IdentityPreprocessor)
-    assert reward_limit(worker) == 0.0
+    assert worker.reward_limit == 0.0
 
 
 def test_deepmind_wrapping_disables_a_policys_own_preprocessor(make_worker, caplog):
@@ -194,11 +194,6 @@ def test_deepmind_wrapping_disables_a_policys_own_preprocessor(make_worker, capl
     assert type(worker.preprocessors[DEFAULT]) is IdentityPreprocessor
     assert worker.policy_map[DEFAULT].observation_space.shape == (84, 84, 4)
     assert "custom_preprocessor" in caplog.text
-
-
-def reward_limit(worker):
-    """Return the sampler's limit of rewards."""
-    return worker.sampler._setup.settings.reward_limit
 
 
 # --- seeds ---

@@ -39,7 +39,7 @@ from aiorl.process.log_once import log_once
 from aiorl.run.added_policy import AddedPolicy, changes_to
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies, named_function
-from aiorl.sampling.settings import WorkerSettings
+from aiorl.sampling.settings import IOSettings, WorkerSettings
 from aiorl.sampling.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class SamplerUnit:
             num_workers=place.num_workers,
             monitor_path=monitor_directory(part, place),
             log_dir=part.log_dir,
-            **_stored_experience(unit_part, place),
+            io=_io_settings(unit_part, place),
             sample_plan=None if default is None else default.sample_plan,
         )
         self.worker = Worker(settings, on_turn=self._between_turns)
@@ -459,20 +459,18 @@ def settings_of_run(part: WorkerPart, policy: Any, **settings: Any) -> WorkerSet
     )
 
 
-def _stored_experience(settings: WorkerPart, place: UnitPlace) -> dict[str, Any]:
-    """Return the settings for reading or writing stored experience; empty, without loading
-    anything, if not used.
-    """
+def _io_settings(settings: WorkerPart, place: UnitPlace) -> IOSettings:
+    """Return where batches come from and go to; stored experience loads modules only if used."""
     if settings.input == "sampler" and settings.output is None:
-        return {}
+        return IOSettings()
     from aiorl.offline.sources import configured_input, configured_output, share_of
 
     share = share_of(place.slot, place.num_workers, place.unit_index, settings.samplers_per_worker)
-    return {
-        "input_creator": configured_input(settings, share),
-        "input_evaluation": () if settings.input == "sampler" else settings.input_evaluation,
-        "output_creator": configured_output(settings),
-    }
+    return IOSettings(
+        input_creator=configured_input(settings, share),
+        input_evaluation=() if settings.input == "sampler" else settings.input_evaluation,
+        output_creator=configured_output(settings),
+    )
 
 
 def unit_seed(seed: int, place: UnitPlace, life: int = 0) -> int:

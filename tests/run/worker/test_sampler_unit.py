@@ -242,7 +242,7 @@ def test_estimates_of_a_worker_come_out_in_the_runs_results(make: Make) -> None:
     unit = make()
     assert unit.worker.sampler.lockstep is None, "its fragments are not of whole rows"
     estimator = ImportanceSamplingEstimator(unit.worker.policy_map[DEFAULT_POLICY_ID], 0.9)
-    unit.worker.reward_estimators = [estimator]
+    unit.worker.reader.reward_estimators = [estimator]
     produced = unit.sample()
     sent = produced.episodes
     assert {name for name in sent if name.startswith("estimate/")} == {
@@ -446,7 +446,7 @@ def test_r88_atari_games_get_wrappers_and_clipped_rewards_if_set(
         num_envs_per_worker=1,
     )
     assert unit.worker.sampler.lockstep.env.observation_space.shape == shape  # type: ignore[union-attr]
-    assert unit.worker.sampler.lockstep._settings.reward_limit == limit  # type: ignore[union-attr]
+    assert unit.worker.reward_limit == limit
 
 
 def test_whole_games_are_reported_if_wrappers_cut_them_into_episodes(
