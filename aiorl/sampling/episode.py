@@ -233,9 +233,10 @@ class MultiAgentEpisode:
 
     def _records(self) -> list[AgentRecord]:
         """Return the records of the agents that are remembered, in order of appearance."""
-        records = [*self._absent.gone.values(), *(seat.record for seat in self.seats.values())]
-        records.sort(key=lambda record: record.index)
-        return records
+        records = [seat.record for seat in self.seats.values()]
+        if not self._absent.gone:
+            return records
+        return sorted([*self._absent.gone.values(), *records], key=lambda record: record.index)
 
     # --- the sampler's side ---
 

@@ -270,6 +270,13 @@ class Arrivals:
     infos: list[tuple[int, Any]] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
 
+    def clear(self) -> None:
+        """Forget all of them; faster than making another object, once a turn."""
+        self.agents.clear()
+        self.ends.clear()
+        self.infos.clear()
+        self.skipped.clear()
+
 
 class Lane:
     """All agents of one policy, over all environments and live episodes.
@@ -368,7 +375,8 @@ class Lane:
                 rows.freeze()
         self.just_left.clear()
         self.queue.clear()
-        self.arrivals = Arrivals()
+        if self.arrivals.agents:
+            self.arrivals.clear()
 
     # --- observations ---
 
@@ -407,7 +415,7 @@ class Lane:
             table.put(_IS_SKIPPED, closed, False)
             table.put(_IS_SKIPPED, closed[arrivals.skipped], True)
         table.write(c.OBS, opened, filtered)
-        self.arrivals = Arrivals()
+        arrivals.clear()
 
     def _culprit(self, error: Exception) -> BadObservationError:
         """Return the error to raise, which names the first observation at fault."""
