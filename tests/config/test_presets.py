@@ -66,8 +66,8 @@ def test_a_preset_loads_and_each_of_its_settings_takes_effect(name: str) -> None
     preset = named_preset(name)
     kind = config_class(preset.algo)
     env = preset.envs[0].replace("*", "Breakout")  # which has no preset of its own
-    # auto chooses dqn-cartpole for its algorithm and environment
-    is_second = name == "rainbow-cartpole"
+    # auto chooses dqn-cartpole and ppo-cartpole for their algorithm and environment
+    is_second = name in ("rainbow-cartpole", "ppo-cartpole-quick")
     config = kind(env=env, preset=name if is_second else "auto")
     assert config.preset == name
     effective = leaves(config.to_dict())

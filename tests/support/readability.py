@@ -19,13 +19,13 @@ from pathlib import Path
 
 from size import ROOT, is_docstring, python_size
 
-MAX_STATEMENTS = 41_500
+MAX_STATEMENTS = 43_200
 """A feature may raise this limit by what it needs."""
 MAX_NODES = 8.5
 MAX_NODES_IN_A_ROOM = 9.5
-MAX_PER_THOUSAND = {"tuples": 4.0, "ifs": 15.5, "walruses": 1.0, "positional": 2.0}
+MAX_PER_THOUSAND = {"tuples": 4.0, "ifs": 15.0, "walruses": 1.0, "positional": 2.0}
 MAX_VAGUE_PERCENT = 0.7
-MAX_WIDE = 18
+MAX_WIDE = 12
 MAX_DEPTH = 4
 MAX_UNFORMATTED = 12
 MAX_ATTRIBUTES = 15

@@ -23,7 +23,7 @@ class Table(ConnectionTable):
         self.looked = 0
         self._fails, self._look_s, self._error = fails, look_s, error
 
-    def look(self, connection: Connection) -> int:
+    def num_received(self, connection: Connection) -> int:
         self.looked += 1
         if self._error is not None:
             raise self._error
