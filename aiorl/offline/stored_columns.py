@@ -254,16 +254,17 @@ def episode_numbers(names: Sequence[object]) -> Array:
     Raises:
         DataError: a name is not text.
     """
+    for name in names:  # before they are put into a set: lists can't be
+        if name is not None and not isinstance(name, str):
+            raise DataError(f"text next to a {type(name).__name__} as names of episodes")
     numbers = {name: _number_of(name) for name in set(names)}
     dtype = np.float64 if None in numbers else np.int64
     return np.array([numbers[name] for name in names], dtype)
 
 
-def _number_of(name: object) -> float:
+def _number_of(name: Any) -> float:
     if name is None:
         return math.nan
-    if not isinstance(name, str):
-        raise DataError(f"text next to a {type(name).__name__} as names of episodes")
     return int.from_bytes(
         hashlib.blake2b(name.encode(), digest_size=6).digest(),
         "big",
