@@ -78,6 +78,8 @@ class PolicyMap(dict[str, Policy]):
     Attributes:
         trainable_ids: ids of the policies that learn, in order.
         is_multi_agent: True unless the only id is the default one.
+        leaving: removed policies with which episodes still play. ``policies[policy_id]`` returns
+            them, too; iteration, and the choice for a new agent, leave them out.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class PolicyMap(dict[str, Policy]):
                 value=mapping_fn,
             )
         super().__init__({policy_id: policies[policy_id] for policy_id in sorted(policies)})
+        self.leaving: dict[str, Policy] = {}
         self._mapping_fn = mapping_fn
         self._context = {} if mapping_fn is None else mapping_parameters(mapping_fn)
         unknown = sorted(set(policies_to_train or ()) - self.keys())
@@ -122,7 +125,19 @@ class PolicyMap(dict[str, Policy]):
         self.is_multi_agent = set(self) != {DEFAULT_POLICY_ID}
 
     def __missing__(self, policy_id: str) -> Policy:
+        if policy_id in self.leaving:
+            return self.leaving[policy_id]
         raise UnknownPolicyError(policy_id, self)
+
+    def remove(self, policy_id: str) -> None:
+        """Move a policy to `leaving`.
+
+        Args:
+            policy_id: its id; an unknown one changes nothing.
+        """
+        policy = self.pop(policy_id, None)
+        if policy is not None:
+            self.leaving[policy_id] = policy
 
     @property
     def maps_by_episode(self) -> bool:

@@ -87,7 +87,8 @@ class EpisodeHooks:
         }
 
     def _call_explorations(self, hook: str, episode: Any) -> None:
-        for policy in self._setup.policy_map.values():
+        policies = self._setup.policy_map
+        for policy in (*policies.values(), *policies.leaving.values()):
             exploration = getattr(policy, "exploration", None)
             if exploration is not None:
                 getattr(exploration, hook)(

@@ -114,13 +114,11 @@ class Iteration:
 
         Call this between two turns.
         """
-        policies = self._setup.policy_map.keys()
+        policies = self._setup.policy_map
         lanes = self._lanes
-        for policy_id in sorted(policies - lanes.keys()):
+        for policy_id in sorted(policies.keys() - lanes.keys()):
             lanes[policy_id] = self._lane(self._actor(policy_id))
-        removed = lanes.keys() - policies
-        if not removed:
-            return
+        removed = lanes.keys() - policies.keys()
         builders = list(self._free_builders)
         for episode in self._episodes.values():
             removed -= episode.policy_ids
@@ -129,6 +127,8 @@ class Iteration:
             removed -= builder.policy_ids
         for policy_id in removed:
             del lanes[policy_id]
+        for policy_id in policies.leaving.keys() - lanes.keys():
+            del policies.leaving[policy_id]
 
     def observe(self, poll: Poll, outputs: Outputs | None = None) -> Outputs:
         """Take in the result of a poll.
@@ -145,6 +145,8 @@ class Iteration:
             ValueError: an environment broke its contract, or the horizon cannot be enforced.
             EnvError: an environment failed at a reset.
         """
+        if self._setup.policy_map.leaving:
+            self.take_up_policies()
         if self._horizon is None:
             self._horizon = _effective_horizon(self.base_env, self._setup.settings.horizon)
         self._hooks.worker = self._setup.get_worker()

@@ -263,8 +263,8 @@ class Worker:
         """Add policies that do not learn, and remove others; call this between two turns, in the
         sampling thread.
 
-        Episodes that run keep their policies; the mapping function chooses among the new ones when
-        an agent appears.
+        Episodes that run keep their policies, and hooks can look them up to the end; the mapping
+        function chooses among the new ones when an agent appears.
 
         Args:
             added: policy id -> its 4-tuple, as in the setting ``policy``; it has no weights yet.
@@ -279,12 +279,12 @@ class Worker:
                 for policy_id, spec in policy_specs(added, *self._env_spaces).items():
                     self._add_policy(policy_id, spec)
             tables: list[dict[str, Any]] = [
-                self.policy_map,
                 self.preprocessors,
                 self.filters,
                 self.sampling_filters,
             ]
             for policy_id in removed:
+                self.policy_map.remove(policy_id)
                 for table in tables:
                     table.pop(policy_id, None)
             self.sampler.take_up_policies()

@@ -17,14 +17,13 @@ from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.errors import ConfigError, UnknownPolicyError
 from aiorl.run.evaluation import evaluate
 
-ROUNDS = 8
-
 
 class Duel(aiorl.MultiAgentEnv):
     """Agents "left" and "right" for eight rounds; both see the number of the round."""
 
     observation_space = spaces.Box(-1e9, 1e9, (2,), np.float32)
     action_space = spaces.Discrete(3)
+    rounds = 8
 
     def __init__(self, config: Any = None) -> None:
         self.round = 0
@@ -36,11 +35,17 @@ class Duel(aiorl.MultiAgentEnv):
     def step(self, actions: Any) -> Any:
         self.round += 1
         reward = float(actions["left"] == actions["right"])
-        ends = {"__all__": self.round == ROUNDS}
+        ends = {"__all__": self.round == self.rounds}
         return self._observe(), {"left": reward, "right": -reward}, ends, {"__all__": False}, {}
 
     def _observe(self) -> dict[str, Any]:
         return {name: np.full(2, self.round, np.float32) for name in ("left", "right")}
+
+
+class LongDuel(Duel):
+    """Episodes that last for more than one iteration."""
+
+    rounds = 50
 
 
 def newest(agent_id: Any, episode: Any, worker: Any) -> str:
@@ -106,6 +111,39 @@ def test_a_copy_of_the_learner_joins_acts_stays_as_it_is_and_leaves(
         trainer.train()
         with pytest.raises(UnknownPolicyError):
             trainer.compute_action(np.zeros(2), policy_id="opponent_1")
+
+
+class LooksPoliciesUp(aiorl.DefaultCallbacks):
+    """Looks up the policies of each episode to its end, and counts the agents of opponent_1 that
+    the mapping function can't choose any more.
+    """
+
+    def on_postprocess_trajectory(self, *, policy_id: Any, policies: Any, **kwargs: Any) -> None:
+        assert policies[policy_id].get_weights()
+
+    def on_episode_end(self, *, worker: Any, policies: Any, episode: Any, **kwargs: Any) -> None:
+        policy_ids = [policy_id for _, policy_id in episode.agent_rewards]
+        assert all(policies[policy_id].get_weights() for policy_id in policy_ids)
+        has_left = "opponent_1" in policy_ids and "opponent_1" not in worker.policy_map
+        episode.custom_metrics["has_left"] = float(has_left)
+
+
+@WAYS
+def test_callbacks_look_a_removed_policy_up_until_its_last_episode_has_ended(
+    tmp_path: Path, num_workers: int
+) -> None:
+    changes = {"num_workers": num_workers, "env": LongDuel, "callbacks": LooksPoliciesUp}
+    with aiorl.PPOConfig(**settings(tmp_path, **changes)).build() as trainer:
+        trainer.train()
+        trainer.add_policy("opponent_1", like="learner")
+        for _ in range(2):
+            trainer.train()
+        trainer.remove_policy("opponent_1")
+        results = [trainer.train() for _ in range(4)]
+        assert max(result["custom_metrics"]["has_left_max"] for result in results) == 1.0
+        if not num_workers:
+            with pytest.raises(UnknownPolicyError):
+                trainer.workers.local_worker().policy_map["opponent_1"]
 
 
 @WAYS
