@@ -18,7 +18,6 @@ beats its former selves. To see it next to that of each opponent:
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -68,18 +67,23 @@ def policy_for(agent_id: str, episode: Any, worker: Any) -> str:
     return opponents[episode.episode_id % len(opponents)]
 
 
+def number_of(policy_id: str) -> int:
+    """Return the iteration after which an opponent joined."""
+    return int(policy_id.removeprefix("opponent_"))
+
+
 class League(DefaultCallbacks):
     """Lets the learner's copies join and leave."""
 
-    def __init__(self) -> None:
-        """Begin with no copies; `opponent_0` is a new network and stays."""
-        self.copies: deque[str] = deque()
-
     def on_train_result(self, *, trainer: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """Add a copy of the learner, and remove the oldest one if there are many."""
+        """Add a copy of the learner, and remove the oldest one if there are many.
+
+        The run has the list of copies, also after a resume; `opponent_0` is a new network and stays.
+        """
         iteration = result["training_iteration"]
-        if iteration % EVERY == 0:
-            self.copies.append(f"opponent_{iteration}")
-            trainer.add_policy(self.copies[-1], like="learner")
-            if len(self.copies) > NUM_OPPONENTS:
-                trainer.remove_policy(self.copies.popleft())
+        if iteration % EVERY:
+            return
+        trainer.add_policy(f"opponent_{iteration}", like="learner")
+        copies = sorted({*trainer.policy_ids} - {"learner", "opponent_0"}, key=number_of)
+        if len(copies) > NUM_OPPONENTS:
+            trainer.remove_policy(copies[0])

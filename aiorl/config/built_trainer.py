@@ -91,6 +91,10 @@ class BuiltTrainer(Protocol):
     def set_policy_state(self, state: Mapping[str, Any], policy_id: str = ...) -> None:
         """Let a policy act as another one does."""
 
+    @property
+    def policy_ids(self) -> list[str]:
+        """Ids of the policies, in order."""
+
     def add_policy(
         self, policy_id: str, *, like: str, weights: Mapping[str, Array] | None = ...
     ) -> None:

@@ -140,6 +140,12 @@ def plan_removal(learning: Learning, policy_id: str) -> None:
     changes.to_remove.add(policy_id)
 
 
+def policy_ids_of(learning: Learning) -> list[str]:
+    """Return the ids of a run's policies in order, as they are once the planned changes are made."""
+    changes = learning.changes
+    return sorted({*learning.worker_part.policies, *changes.to_add} - changes.to_remove)
+
+
 def take_planned(learning: Learning, timestep: int) -> tuple[dict[str, NewPolicy], set[str]]:
     """Return the policies to add and the ids of those to remove, and forget them.
 

@@ -26,7 +26,7 @@ from aiorl.run.end import Ended
 from aiorl.run.evaluations import BEST, Evaluations
 from aiorl.run.local_source import LocalSource, is_of_debugger
 from aiorl.run.observers import STOP_CRITERIA, Checkpoints, RunFiles, StopAt, StopCriteria
-from aiorl.run.policy_changes import plan_addition, plan_removal
+from aiorl.run.policy_changes import plan_addition, plan_removal, policy_ids_of
 from aiorl.run.ports import TrainingView
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.console import Display, DisplayHandler, PlainDisplay, make_display
@@ -133,6 +133,13 @@ class Run:
 
     # For callbacks
     # ----------------------------------------------------------------------------------------------
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """Ids of the policies, in order, with those that join before the next update and without
+        those that leave.
+        """
+        return policy_ids_of(self._learning)
 
     def add_policy(
         self, policy_id: str, *, like: str, weights: Mapping[str, NDArray[Any]] | None = None

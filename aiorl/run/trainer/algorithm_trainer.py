@@ -45,7 +45,7 @@ from aiorl.run.evaluation import Evaluation, evaluate
 from aiorl.run.evaluations import Evaluations, evaluate_arguments
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
-from aiorl.run.policy_changes import plan_addition, plan_removal
+from aiorl.run.policy_changes import plan_addition, plan_removal, policy_ids_of
 from aiorl.run.restoring import is_scaled
 from aiorl.run.run import build_or_restore, source_for
 from aiorl.run.threads import BrokenOff, LoopThread
@@ -187,6 +187,11 @@ class AlgorithmTrainer(Trainer):
         """Set of workers that sample."""
         self._check_running()
         return WorkerSet(self)
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """Ids of the policies, in order."""
+        return policy_ids_of(self._settled().learning)
 
     def collect_metrics(self, selected_workers: None = None) -> dict[str, Any]:
         """Return the episode metrics of the newest result: averages over all workers, smoothed as

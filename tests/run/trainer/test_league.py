@@ -16,6 +16,7 @@ import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.errors import ConfigError, UnknownPolicyError
 from aiorl.run.evaluation import evaluate
+from examples import league
 
 
 class Duel(aiorl.MultiAgentEnv):
@@ -106,7 +107,9 @@ def test_a_copy_of_the_learner_joins_acts_stays_as_it_is_and_leaves(
         local = trainer.workers.local_worker()
         assert local.policy_map.keys() == {"learner", "opponent_0", "opponent_1"}
         assert_same(local.get_weights(["opponent_1"])["opponent_1"], copy)
+        assert trainer.policy_ids == ["learner", "opponent_0", "opponent_1"]
         trainer.remove_policy("opponent_1")
+        assert trainer.policy_ids == ["learner", "opponent_0"]
         assert trainer.get_weights().keys() == {"learner", "opponent_0"}
         trainer.train()
         with pytest.raises(UnknownPolicyError):
@@ -205,6 +208,27 @@ def test_callbacks_of_a_whole_run_let_policies_join_and_leave(
     stored = find_checkpoint(result["checkpoint"])
     policy_ids = {name.split("/")[1] for name in stored.tensors if name.startswith("algorithm/")}
     assert policy_ids == {"learner", "opponent_0", f"opponent_{last}", f"opponent_{last - 1}"}
+
+
+def test_a_resumed_league_removes_the_opponents_of_the_run_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(league, "EVERY", 1)
+    monkeypatch.setattr(league, "NUM_OPPONENTS", 2)
+    played = {
+        **settings(tmp_path, env=league.RockPaperScissors, callbacks=league.League),
+        "multiagent": {**settings(tmp_path)["multiagent"], "policy_mapping_fn": league.policy_for},
+        "algo": "ppo",
+    }
+    del played["run_dir"]
+    run = str(tmp_path / "run")
+    first = aiorl.train(**played, run_dir=run, stop_timesteps=640)
+    result = aiorl.train(**played, resume=run, stop_timesteps=1280)
+    last = result["training_iteration"]
+    assert last - 2 >= first["training_iteration"] > 2
+    stored = find_checkpoint(result["checkpoint"])
+    policy_ids = {name.split("/")[1] for name in stored.tensors if name.startswith("algorithm/")}
+    assert policy_ids == {"learner", "opponent_0", f"opponent_{last - 1}", f"opponent_{last}"}
 
 
 def test_policies_that_would_not_work_are_refused_by_name(tmp_path: Path) -> None:
