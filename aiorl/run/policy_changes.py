@@ -71,6 +71,8 @@ def plan_addition(learning: Learning, policy_id: str, like: str, weights: Arrays
     part = learning.worker_part
     changes = learning.changes
     check_policy_id(policy_id)
+    if not isinstance(like, str):
+        raise UnknownPolicyError(like, part.policies)
     if policy_id in part.policies or policy_id in changes.to_add:
         raise ConfigError(
             f"there is a policy {policy_id!r} already.",
@@ -121,6 +123,8 @@ def plan_removal(learning: Learning, policy_id: str) -> None:
     """
     policies = learning.worker_part.policies
     changes = learning.changes
+    if not isinstance(policy_id, str):
+        raise UnknownPolicyError(policy_id, policies)
     if policy_id in changes.to_add:
         del changes.to_add[policy_id]
         return
@@ -238,9 +242,14 @@ def _fitting(policy_id: str, weights: Any, spec: ActingSpec, like: str) -> Array
             f"{what} are {weights!r:.200}, expected arrays with the names of those of {like!r}:"
             f" {', '.join(names)}."
         )
-    fitting = {weight.name: np.array(weights[weight.name], weight.dtype) for weight in spec.weights}
+    fitting = {}
     for weight in spec.weights:
-        array = fitting[weight.name]
+        array = _numbers(weights[weight.name], np.dtype(weight.dtype))
+        if array is None:
+            raise ConfigError(
+                f"{what} have {weights[weight.name]!r:.200} as {weight.name}, expected an array of"
+                f" {weight.dtype}."
+            )
         if array.shape != tuple(weight.shape):
             raise ConfigError(
                 f"{what} don't fit the spaces or the network of {like!r}: {weight.name} has shape"
@@ -248,7 +257,20 @@ def _fitting(policy_id: str, weights: Any, spec: ActingSpec, like: str) -> Array
             )
         if not np.isfinite(array).all():
             raise ConfigError(f"{what} contain numbers that are not finite, in {weight.name}.")
+        fitting[weight.name] = array
     return fitting
+
+
+def _numbers(values: Any, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return a copy of real numbers as an array of a dtype; None if they aren't such an array."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            return None
+        with np.errstate(over="ignore"):  # the caller refuses what becomes infinite
+            return array.astype(dtype)
+    except (TypeError, ValueError):  # such as lists of different lengths
+        return None
 
 
 def _mapped_policies(learning: Learning) -> set[str]:

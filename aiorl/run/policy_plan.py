@@ -477,14 +477,15 @@ def _function(path: str, key: str, *args: Any, **kwargs: Any) -> Callable[..., A
     return function
 
 
-def check_policy_id(policy_id: str) -> None:
+def check_policy_id(policy_id: Any) -> None:
     """Check the form of a policy's id, which is a part of names in results, checkpoints and on the
     wire.
 
     Raises:
         ConfigError: it is wrong.
     """
-    if not policy_id or "/" in policy_id or not policy_id.isprintable() or len(policy_id) > _MAX_ID:
+    is_text = isinstance(policy_id, str) and policy_id.isprintable()
+    if not is_text or "/" in policy_id or not 1 <= len(policy_id) <= _MAX_ID:
         raise ConfigError(
             f"{policy_id!r:.120} is not a policy id: it must have 1 to {_MAX_ID} printable"
             " characters and no slash.",

@@ -239,13 +239,18 @@ def test_policies_that_would_not_work_are_refused_by_name(tmp_path: Path) -> Non
             with pytest.raises(ConfigError) as caught:
                 trainer.add_policy(policy_id, like="learner")
             assert caught.value.value == policy_id
-        for policy_id in ("", "a/b", "x" * 101):
+        for policy_id in ("", "a/b", "x" * 101, 5, None, ["a"]):
             with pytest.raises(ConfigError) as caught:
                 trainer.add_policy(policy_id, like="learner")
             assert caught.value.key == "multiagent.policies"
         with pytest.raises(UnknownPolicyError) as unknown:
             trainer.add_policy("opponent_2", like="lerner")
         assert unknown.value.policy_id == "lerner"
+        for policy_id in (None, ["learner"]):
+            with pytest.raises(UnknownPolicyError):
+                trainer.add_policy("opponent_2", like=policy_id)
+            with pytest.raises(UnknownPolicyError):
+                trainer.remove_policy(policy_id)
         name, array = next(iter(weights.items()))
         for wrong in (
             {name: array},
@@ -255,6 +260,13 @@ def test_policies_that_would_not_work_are_refused_by_name(tmp_path: Path) -> Non
             with pytest.raises(ConfigError) as caught:
                 trainer.add_policy("opponent_2", like="learner", weights=wrong)
             assert "opponent_2" in str(caught.value)
+        for wrong_array in ("abc", None, [[1], [1, 2]], array * 1j, array.astype(object)):
+            with pytest.raises(ConfigError) as caught:
+                trainer.add_policy(
+                    "opponent_2", like="learner", weights={**weights, name: wrong_array}
+                )
+            assert "opponent_2" in caught.value.message
+            assert name in caught.value.message
         with pytest.raises(ConfigError) as caught:
             trainer.remove_policy("learner")
         assert caught.value.value == "learner"
