@@ -26,7 +26,7 @@ def joint_policies(policies: Mapping[str, PlannedPolicy]) -> dict[str, tuple[str
     for policy_id, policy in policies.items():
         if policy.is_trained and algorithm_class(policy.config.algo).is_joint:
             ids_by_algo.setdefault(policy.config.algo, []).append(policy_id)
-    joint = {}
+    joint: dict[str, tuple[str, ...]] = {}
     for algo, policy_ids in ids_by_algo.items():
         _check_joint(algo, [policies[policy_id] for policy_id in policy_ids])
         name = "+".join(policy_ids)
@@ -37,6 +37,14 @@ def joint_policies(policies: Mapping[str, PlannedPolicy]) -> dict[str, tuple[str
                 key=POLICIES,
                 value=name,
                 hint="Give that policy another id.",
+            )
+        if name in joint:
+            raise ConfigError(
+                f"{' and '.join(joint[name])} would be saved under the same name as"
+                f" {' and '.join(policy_ids)}, {name!r}.",
+                key=POLICIES,
+                value=name,
+                hint='Give these policies ids without "+".',
             )
         joint[name] = tuple(policy_ids)
     return joint

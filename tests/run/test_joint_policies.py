@@ -73,3 +73,19 @@ def test_a_policy_that_has_the_name_of_a_learner_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         joint(multiagent={**multiagent, "policies_to_train": ["left", "right"]})
     assert (refused.value.key, refused.value.value) == ("multiagent.policies", "left+right")
+
+
+def test_learners_of_two_algorithms_can_not_have_the_same_name() -> None:
+    space = space_to_dict(spaces.Discrete(2))
+    both = {"observation_space": space, "action_space": space}
+    other = "joint_algorithm:OtherCritic"
+    policies = {
+        "a": {"class": ALGO, **both},
+        "b+c": {"class": ALGO, **both},
+        "a+b": {"class": other, **both},
+        "c": {"class": other, **both},
+    }
+    mapping = {"left": "a", "right": "b+c"}
+    with pytest.raises(ConfigError) as refused:
+        joint("a2c", {"policies": policies, "policy_mapping_fn": mapping})
+    assert (refused.value.key, refused.value.value) == ("multiagent.policies", "a+b+c")

@@ -98,6 +98,18 @@ class CentralCritic(Algorithm[CentralCriticConfig]):
         )
 
 
+class OtherCriticConfig(CentralCriticConfig):
+    """The same settings, of another algorithm."""
+
+    algo: str = changed(CentralCriticConfig, "algo", "joint_algorithm:OtherCritic")
+
+
+class OtherCritic(CentralCritic):
+    """The same algorithm by another name."""
+
+    config_class = OtherCriticConfig
+
+
 class JointDQNConfig(DQNConfig):
     """Settings of an algorithm that has no joint experience."""
 
