@@ -324,5 +324,6 @@ def repeat_changes(checkpoint: Checkpoint, learning: Learning) -> None:
             filter=statistics,
             weights=checkpoint.under(f"algorithm/{policy_id}/weights/"),
         )
-    removed = {str(policy_id) for policy_id in names[1]} & learning.group.fixed.keys()
-    change_policies(learning, added, removed)
+    removed = {str(policy_id) for policy_id in names[1]}
+    learning.changes.removed |= removed  # also those that joined the run and left it
+    change_policies(learning, added, removed & learning.group.fixed.keys())

@@ -194,6 +194,21 @@ def test_a_checkpoint_has_the_opponents_that_joined_and_a_resumed_run_continues_
         assert restored.get_weights().keys() == weights.keys()
 
 
+def test_a_resumed_run_refuses_the_ids_of_removed_policies(tmp_path: Path) -> None:
+    with aiorl.PPOConfig(**settings(tmp_path)).build() as trainer:
+        trainer.train()
+        trainer.add_policy("opponent_1", like="learner")
+        trainer.remove_policy("opponent_1")
+        path = trainer.save()
+    with aiorl.Trainer.restore(path, env=Duel) as restored:
+        with pytest.raises(ConfigError) as caught:
+            restored.add_policy("opponent_1", like="learner")
+        assert caught.value.value == "opponent_1"
+        restored.train()
+        path = restored.save()
+    assert find_checkpoint(path).meta["removed_policies"] == ["opponent_1"]
+
+
 @WAYS
 def test_callbacks_of_a_whole_run_let_policies_join_and_leave(
     tmp_path: Path, num_workers: int
