@@ -205,6 +205,7 @@ class Training:
             logger.info(
                 "TensorFlow is loaded and the model is built, in %.1f s", time.monotonic() - began
             )
+            self.results.policies_removed(learning.changes.removed)
             await self.end.before(self.source.begin(learning))
         except ConfigError:
             self.is_misconfigured = True
@@ -367,6 +368,7 @@ class Training:
         )
         self.source.check_room(snapshot.after(newest))
         change_policies(learning, added, removed)
+        self.results.policies_removed(removed)
         self.source.change_policies(snapshot.policies, snapshot.weights, learning.filters)
         self.saver.policies_changed()
         self.saver.keep(learning.group.hold_state())

@@ -8,8 +8,9 @@ episode), custom metrics and off-policy estimates; a name appears when a worker 
 in order of arrival. Stop criteria use it, since it does not depend on the episodes per iteration.
 
 Names and numbers come from workers, so everything is limited: the names in a run, the values kept
-for each, the values in one result. A name that is not reported for a long time is forgotten. The
-cost of finishing an iteration does not depend on the number of values received.
+for each, the values in one result. A name that is not reported for a long time is forgotten, and a
+policy that has left the run, after an iteration without an episode of it. The cost of finishing an
+iteration does not depend on the number of values received.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,6 +175,14 @@ class Results:
             self.episodes_total += len(episodes.lengths)
         for name, windows in self._windows.items():
             windows.add(getattr(episodes, name))
+
+    def policies_removed(self, policy_ids: Set[str]) -> None:
+        """Leave policies out of the results from the first iteration that has no episode with them.
+
+        Args:
+            policy_ids: ids of policies that have left the run.
+        """
+        self._windows["policy_rewards"].leaving |= policy_ids
 
     def add_perf(self, perf: Mapping[str, float]) -> None:
         """Add a sampler's performance figures for one fragment, as in `PerfStats`: iterations and
@@ -461,6 +470,10 @@ class _Window:
 class _Windows:
     """Windows by name, limited in number; a name that is not reported for a long time is
     forgotten.
+
+    Attributes:
+        num_left_out: number of values left out because of the limit.
+        leaving: names that are forgotten after an iteration without them.
     """
 
     def __init__(
@@ -485,6 +498,7 @@ class _Windows:
         self._min_silent_episodes = min_silent_episodes
         self._windows: dict[str, _Window] = {}
         self._last_reports: dict[str, tuple[float, int]] = {}  # name -> time, episodes in total
+        self.leaving: set[str] = set()
         self.num_left_out = 0
 
     def items(self) -> list[tuple[str, _Window]]:
@@ -523,9 +537,10 @@ class _Windows:
             last_now, last_episodes = self._last_reports.setdefault(name, (now, episodes_total))
             silent_s = now - last_now
             silent_episodes = episodes_total - last_episodes
-            if silent_s >= _FORGET_S or (
+            is_silent = silent_s >= _FORGET_S or (
                 silent_s >= _FORGET_EARLY_S and silent_episodes >= self._min_silent_episodes
-            ):
+            )
+            if is_silent or name in self.leaving:
                 del self._windows[name], self._last_reports[name]
 
     def to_state(self, share: int) -> dict[str, list[float]]:

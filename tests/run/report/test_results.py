@@ -247,6 +247,21 @@ def test_what_metrics_of_peers_cost_is_bounded_and_passes_when_they_are_gone(ser
     assert after["custom_metrics"] == usual["custom_metrics"]
 
 
+def test_a_policy_that_has_left_is_reported_until_an_iteration_has_no_episode_of_it() -> None:
+    results = Results(100, now=0.0)
+    results.add_episodes(episode(policy_rewards={"stays": [1.0], "leaves": [2.0]}))
+    finish(results, 1.0)
+    results.policies_removed({"leaves"})
+    results.add_episodes(episode(policy_rewards={"leaves": [4.0]}))  # it ran until now
+    assert finish(results, 2.0)["policy_reward_mean"] == {"stays": 1.0, "leaves": 3.0}
+    state = json.loads(json.dumps(results.to_state()))
+    resumed = Results(100, now=0.0)
+    resumed.from_state(state, 0.0, Progress(0, 0))
+    resumed.policies_removed({"leaves"})
+    for continued in (results, resumed):
+        assert finish(continued, 3.0)["policy_reward_mean"] == {"stays": 1.0}
+
+
 def test_estimates_are_averaged_by_estimator_and_separate_from_episodes() -> None:
     """SPEC 11: off_policy_estimator."""
     results = Results(2, now=0.0)

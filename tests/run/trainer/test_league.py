@@ -114,6 +114,9 @@ def test_a_copy_of_the_learner_joins_acts_stays_as_it_is_and_leaves(
         trainer.train()
         with pytest.raises(UnknownPolicyError):
             trainer.compute_action(np.zeros(2), policy_id="opponent_1")
+        for _ in range(2):
+            result = trainer.train()
+        assert result["policy_reward_mean"].keys() == {"learner", "opponent_0"}
 
 
 class LooksPoliciesUp(aiorl.DefaultCallbacks):
