@@ -204,7 +204,24 @@ class Models(dict[str, Model]):
                 self.swaps.labels(model.name).inc()
             version.count_rows = self.rows.labels(model.name, version.name).observe
             source.arms[policy_id] = model, index
+        self._drop_removed(source, {version.actor.policy_id for version in versions})
         self.waiting = next((source.path for source in self._sources if not source.arms), None)
+
+    def _drop_removed(self, source: _Source, policy_ids: set[str]) -> None:
+        """Serve policies no longer that the run has removed; one with versions side by side stays.
+
+        Args:
+            source: the run.
+            policy_ids: the policies of its newest checkpoint.
+        """
+        for policy_id in source.arms.keys() - policy_ids:
+            model, _ = source.arms[policy_id]
+            if len(model.arms) > 1:
+                continue
+            del source.arms[policy_id], self[model.name]
+            model.arms[0].finish()
+            self.rows.remove(model.name, model.arms[0].name)
+            logger.info("%s is not served any more: %s has removed it", model.name, source.path)
 
     def _arm_for(self, source: _Source, version: Version, *, is_only: bool) -> tuple[Model, int]:
         """Return the model of a source's first version, and the index of its arm."""

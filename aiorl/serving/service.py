@@ -185,11 +185,12 @@ class Service:
         """End the episode of a session, and return its steps and the sum of its rewards.
 
         Raises:
-            Refusal: there is no such session, or a value can't be used.
+            Refusal: there is no such session, its policy is not served any more, or a value can't
+                be used.
         """
         check_keys(body, {"session", "reward", "observation", "truncated", "info"})
         session = self.sessions.find(body.get("session"))
-        version = self.models[session.model].arms[session.arm]
+        version = self._model_of(session.model).arms[session.arm]
         version.finish()  # the session's requests so far
         reward = number(body.get("reward", 0.0), "reward")
         is_truncated = flag(body, "truncated")

@@ -4,6 +4,7 @@ without.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,43 @@ def test_a_checkpoint_has_the_opponents_that_joined_and_a_resumed_run_continues_
         ]
         restored.restore(path)  # in place, to a checkpoint without the last one
         assert restored.get_weights().keys() == weights.keys()
+
+
+def test_a_server_that_follows_a_run_drops_the_policies_that_left_it(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    from aiorl.serving.models import Models
+    from aiorl.serving.service import Service
+    from aiorl.web.app import Refusal
+
+    async def follow(policy_ids: set[str]) -> None:
+        following = asyncio.create_task(models.follow())
+        async with asyncio.timeout(60):
+            while models.keys() != policy_ids:
+                await asyncio.sleep(0.05)
+        following.cancel()
+
+    with aiorl.PPOConfig(**settings(tmp_path)).build() as trainer:
+        trainer.train()
+        trainer.add_policy("opponent_1", like="learner")
+        trainer.save()
+        models = Models((str(tmp_path / "run"),), follow="newest")
+        service = Service(models)
+        sessions = {
+            policy_id: service.open({"policy": policy_id})["session"]
+            for policy_id in ("learner", "opponent_1")
+        }
+        trainer.remove_policy("opponent_1")
+        trainer.train()
+        trainer.save()
+    asyncio.run(follow({"learner", "opponent_0"}))
+    assert service.end({"session": sessions["learner"]})["steps"] == 0
+    for refused in (
+        lambda: service.end({"session": sessions["opponent_1"]}),
+        lambda: service.open({"policy": "opponent_1"}),
+    ):
+        with pytest.raises(Refusal) as caught:
+            refused()
+        assert caught.value.status == 404
 
 
 def test_a_resumed_run_refuses_the_ids_of_removed_policies(tmp_path: Path) -> None:
