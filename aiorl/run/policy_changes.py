@@ -60,7 +60,8 @@ def plan_addition(learning: Learning, policy_id: str, like: str, weights: Arrays
     Args:
         learning: the run's policies.
         policy_id: id of the new policy.
-        like: id of a policy whose network, spaces and settings it has.
+        like: id of a policy whose network, spaces and settings it has, which can join at the same
+            time.
         weights: its weights by name; None takes those that the other policy has then.
 
     Raises:
@@ -87,8 +88,12 @@ def plan_addition(learning: Learning, policy_id: str, like: str, weights: Arrays
             value=policy_id,
             hint="Choose another id, such as one with a number that grows.",
         )
+    if like in changes.to_add:  # it will be a copy of yet another policy at that time
+        like, weights_of_like = changes.to_add[like]
+        if weights is None:
+            weights = weights_of_like
     if like not in part.policies:
-        raise UnknownPolicyError(like, part.policies)
+        raise UnknownPolicyError(like, policy_ids_of(learning))
     if like not in learning.graphs:
         raise ConfigError(
             f"policy {policy_id!r} can't be like {like!r}, whose class is your own"

@@ -250,6 +250,29 @@ def test_a_resumed_run_refuses_the_ids_of_removed_policies(tmp_path: Path) -> No
     assert find_checkpoint(path).meta["removed_policies"] == ["opponent_1"]
 
 
+class AddsTwo(aiorl.DefaultCallbacks):
+    """After the first iteration, adds a policy with weights of its own, and a copy of it."""
+
+    def on_train_result(self, *, trainer: Any, result: Any, **kwargs: Any) -> None:
+        if result["training_iteration"] == 1:
+            weights = trainer.training.learning.group.get_weights()["learner"]
+            ones = {name: np.ones_like(array) for name, array in weights.items()}
+            trainer.add_policy("opponent_1", like="learner", weights=ones)
+            trainer.add_policy("opponent_2", like="opponent_1")
+            trainer.add_policy("opponent_3", like="learner")
+            trainer.add_policy("opponent_4", like="opponent_3")
+
+
+def test_a_policy_can_be_like_one_that_joins_at_the_same_time(tmp_path: Path) -> None:
+    result = aiorl.train(**settings(tmp_path, stop_timesteps=320), algo="ppo", callbacks=AddsTwo)
+    stored = find_checkpoint(result["checkpoint"])
+    weights = [stored.under(f"algorithm/opponent_{number}/weights/") for number in range(1, 5)]
+    assert all((array == 1.0).all() for array in weights[0].values())
+    assert_same(weights[1], weights[0])
+    assert_same(weights[3], weights[2])
+    assert any((array != 1.0).any() for array in weights[2].values())
+
+
 @WAYS
 def test_callbacks_of_a_whole_run_let_policies_join_and_leave(
     tmp_path: Path, num_workers: int
