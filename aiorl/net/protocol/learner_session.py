@@ -30,6 +30,7 @@ from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.leases import Grant, LeaseBook
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS, Ledger
+from aiorl.net.protocol.missed import MissedSnapshots
 from aiorl.net.protocol.rates import Allowance, Newest
 from aiorl.net.protocol.roster import MAX_REMEMBERED, Peer, Roster, Waiting, WaitingLine, Worker
 from aiorl.net.wire import messages as m
@@ -50,10 +51,6 @@ _REGISTRATIONS_AT_ONCE = 64
 _REGISTRATIONS_PER_S = 64.0
 """Limits over all connections, so that more connections gain nothing; the first lets a whole run
 join together."""
-_SNAPSHOTS_AT_ONCE = 64
-_SNAPSHOTS_PER_S = 64.0
-"""Limit of the whole snapshots sent to workers that ask for one, over all connections. If many miss
-a broadcast together, the next one is whole, too."""
 _ACCOUNTS_AT_ONCE = 16
 _ACCOUNTS_PER_S = 4.0
 """Limit of the accounts of the run that are sent, over all connections."""
@@ -119,6 +116,7 @@ class LearnerSession:
         self._peers: Newest[bytes, Peer] = Newest(MAX_REMEMBERED)
         self._waiting = WaitingLine()
         self._rates = _Rates()
+        self._missed = MissedSnapshots()
         self._calls = _Calls()
         self.start_data = StartData()
         self._goodbye: m.Bye | None = None
@@ -167,9 +165,11 @@ class LearnerSession:
         if data.snapshot is not None and snapshot.since >= 0:
             whole = snapshot.after(data.snapshot)
         data.snapshot = whole
+        if self._missed.by_many:
+            snapshot = whole
+            self._missed.broadcast(whole.version, now)
         if self._roster.by_slot:
-            self._say(BROADCAST, whole if data.is_missed_by_many else snapshot)
-        data.is_missed_by_many = False
+            self._say(BROADCAST, snapshot)
         self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
@@ -341,13 +341,7 @@ class LearnerSession:
                 if is_sound and is_through and self.leases.retire(worker.slot):
                     self._redeal()
             case m.SnapshotRequest(have_version):
-                snapshot = self.start_data.snapshot
-                if (
-                    snapshot is not None
-                    and have_version < snapshot.version
-                    and self._may_give(peer, has_unsent)
-                ):
-                    self._give_missed(worker, snapshot)
+                self._snapshot_requested(worker, have_version, has_unsent)
             case m.Failure(kind, text, fatal=fatal, traceback=traceback):
                 if not fatal and not self._needless(worker, "failures", _FAILURE_COST):
                     return
@@ -398,6 +392,7 @@ class LearnerSession:
         if worker is not None:
             worker.hung_up = not was_silent
             self._roster.unbind(worker)
+            self._missed.leave(worker)
 
     def tick(self, now: float) -> None:
         """Let time pass: count silent workers as lost, and send heartbeats if due."""
@@ -415,6 +410,7 @@ class LearnerSession:
             if now - waiting.since > transport.heartbeat_timeout_s:
                 self._waiting.remove(waiting.peer)
         self._admit_waiting()
+        self._give_missed()
         self._events += self.leases.take_overdue(transport.lease_timeout_s, now)
         self._redeal()
         if now - self._clock.last_beat >= transport.heartbeat_interval_s:
@@ -599,17 +595,29 @@ class LearnerSession:
         is_soon = self._clock.now - self._peer(peer).gave_snapshot < _SNAPSHOT_AGAIN_S
         return not (is_soon or has_unsent or peer in self._outbox.given_snapshot)
 
-    def _give_missed(self, worker: Worker, snapshot: m.Snapshot) -> None:
-        """Send a worker the whole snapshot, unless too many ask for it: then it asks again, or gets
-        the next broadcast.
-        """
-        cost = min(_SNAPSHOTS_AT_ONCE, 1.0 + _num_bytes(snapshot) / _SNAPSHOT_UNIT)
-        if self._rates.snapshots.take(self._clock.now, cost):
-            self._give(worker, snapshot)
+    def _snapshot_requested(self, worker: Worker, have_version: int, has_unsent: bool) -> None:
+        """Put a worker that has missed a snapshot in line for the whole one."""
+        assert worker.peer is not None  # it has just spoken
+        if (
+            have_version < self.version
+            and self._may_give(worker.peer, has_unsent)
+            and self._missed.ask(worker, have_version, self._clock.now)
+        ):
+            self._give_missed()
         else:
-            self.start_data.is_missed_by_many = True
+            self._needless(worker, "requests for a snapshot")
+
+    def _give_missed(self) -> None:
+        """Send the whole snapshot to workers in line, as fast as the rate limit allows."""
+        snapshot = self.start_data.snapshot
+        if snapshot is None or not self._missed:
+            return
+        cost = 1.0 + _num_bytes(snapshot) / _SNAPSHOT_UNIT
+        for worker in self._missed.take(snapshot.version, cost, self._clock.now):
+            self._give(worker, snapshot)
 
     def _give(self, worker: Worker, message: m.Welcome | m.Snapshot) -> None:
+        self._missed.leave(worker)
         if worker.peer is not None:
             self._peer(worker.peer).gave_snapshot = self._clock.now
             self._outbox.given_snapshot.add(worker.peer)
@@ -720,6 +728,7 @@ class LearnerSession:
                 self._refuse_ended(peer, worker.incarnation)
         self._roster.end(worker)
         self._outbox.ack_due.pop(worker, None)
+        self._missed.forget(worker)
         self._calls.forget(worker)
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
@@ -858,14 +867,11 @@ class StartData:
         config: the workers' part of the configuration.
         graphs: policy id -> acting graph, of the policies in the configuration.
         snapshot: the newest snapshot, whole.
-        is_missed_by_many: True if workers ask for it faster than it is sent to them, so that the
-            next broadcast is whole.
     """
 
     config: Mapping[str, Any] | None = None
     graphs: Mapping[str, PolicyGraph] = field(default_factory=dict)
     snapshot: m.Snapshot | None = None
-    is_missed_by_many: bool = False
 
 
 @dataclass(slots=True)
@@ -884,7 +890,6 @@ class _Rates:
         self.registrations = Allowance(
             _REGISTRATIONS_AT_ONCE, _REGISTRATIONS_PER_S, at_first=_REGISTRATIONS_AT_FIRST
         )
-        self.snapshots = Allowance(_SNAPSHOTS_AT_ONCE, _SNAPSHOTS_PER_S)
         self.accounts = Allowance(_ACCOUNTS_AT_ONCE, _ACCOUNTS_PER_S)
 
 

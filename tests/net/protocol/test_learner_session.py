@@ -646,6 +646,57 @@ def test_large_snapshots_are_given_to_fewer() -> None:
     assert 8 <= len(sent(session, m.Welcome)) <= 14
 
 
+def test_a_worker_that_asks_again_and_again_keeps_no_other_from_a_missed_snapshot() -> None:
+    session = make("a", "b")
+    large = {"p": {"w": np.zeros(256 << 20, np.uint8)}}
+    session.publish(m.Snapshot(2, large, {}, {}, {"timestep": 0}), 0.0)
+    session.messages_to_send()
+    given: dict[Any, list[float]] = {A: [], B: []}
+    for twentieth in range(1, 1200):
+        now = twentieth / 20
+        session.receive(A, m.SnapshotRequest(1), now)
+        if twentieth == 30:
+            session.receive(B, m.SnapshotRequest(1), now)
+        session.receive(B, m.Beat(0, ""), now)
+        session.tick(now)
+        for target, message in session.messages_to_send():
+            if isinstance(message, m.Snapshot):
+                given[target].append(now)
+    assert len(given[B]) == 1
+    assert given[B][0] < 4.0
+    assert 8 <= len(given[A]) <= 12
+    change = m.Snapshot(3, {"p": {"v": np.ones(1)}}, {}, {}, {}, since=2)
+    session.publish(change, 60.0)
+    (message,) = sent(session, m.Snapshot)
+    assert message.since == 2, "one worker that repeats its request makes no broadcast whole"
+
+
+def test_requests_that_serve_no_purpose_are_counted() -> None:
+    session = make("a", "b")
+    session.publish(snapshot(2), 0.0)
+    for _ in range(100_000):
+        session.receive(A, m.SnapshotRequest(1), 1.0)
+    assert session.slots == [2]
+    assert told(session, ev.PeerRejected)[-1].reason == "sent too many requests for a snapshot"
+
+
+def test_if_many_miss_a_broadcast_the_next_one_is_whole_and_answers_them() -> None:
+    session = make(*(str(number) for number in range(100)))
+    session.publish(snapshot(2), 0.0)
+    session.messages_to_send()
+    for number in range(100):
+        session.receive(b"peer-%d" % number, m.SnapshotRequest(1), 1.0)
+    assert 60 <= len(sent(session, m.Snapshot)) <= 64
+    session.publish(dataclasses.replace(snapshot(3), since=2), 1.1)
+    ((target, message),) = session.messages_to_send()
+    assert (target, message.since) == (BROADCAST, -1)
+    session.tick(2.0)
+    assert sent(session, m.Snapshot) == []
+    for number in range(90, 100):
+        session.receive(b"peer-%d" % number, m.SnapshotRequest(1), 3.0)
+    assert [message.version for message in sent(session, m.Snapshot)] == [3] * 10
+
+
 def test_a_connection_that_keeps_saying_hello_is_dropped_before_it_has_cost_many_snapshots() -> (
     None
 ):
@@ -674,7 +725,7 @@ def test_no_peer_gets_another_snapshot_before_the_last_one_has_left() -> None:
         sent(session)
         for message in (m.SnapshotRequest(1), hello("a"), hello(f"a{second}")):
             session.receive(A, message, float(second), has_unsent=True)
-        session.receive(B, m.SnapshotRequest(1), float(second))
+        session.receive(B, m.SnapshotRequest(second), float(second))
         assert [
             target
             for target, message in session.messages_to_send()
