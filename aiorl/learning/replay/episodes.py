@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiorl.data import columns as c
 from aiorl.data.columns import Array, Columns
@@ -23,6 +24,7 @@ _UNKNOWN = -1
 """Episode of a row from a checkpoint that doesn't say which rows belong together."""
 _SAVED_ROWS = "episodes"
 _SAVED_EPISODES = "episode_names"
+_SAVED_GAPS = "episode_gaps"
 
 
 class Relabel(Protocol):
@@ -50,7 +52,7 @@ class EpisodeReplay(Replay):
     Workers must send the columns in `fragment_columns`. Rows belong together if they have the same `eps_id` and
     `agent_index` and arrive in the order of `t`; the parts of an episode can come between those of
     others, and its first rows can be evicted already. Its end needs no mark: the rows that follow a
-    row are those stored so far. It takes 16 bytes a row in addition to `ReplaySpec.bytes_needed`.
+    row are those stored so far. It takes 17 bytes a row in addition to `ReplaySpec.bytes_needed`.
 
     Rows of a checkpoint that was written without episodes are each an episode of their own.
 
@@ -134,14 +136,18 @@ class EpisodeReplay(Replay):
 
     def following(self, ids: I64, length: int) -> I64:
         """Return each row and those stored after it in its episode, so that a sequence never
-        crosses an episode's end.
+        crosses an episode's end, nor a gap that a lost fragment has left.
+
+        A row is behind a gap if it is the first of its agent in a fragment and `t` is not one more
+        than before. Within a fragment, `t` can skip steps in which the agent was not observed.
 
         Args:
             ids: numbers of rows that can be drawn, any shape.
             length: L, maximum number of rows of a sequence.
 
         Returns:
-            ``[*ids.shape, L]``, numbers of rows; -1 where the episode has no further row.
+            ``[*ids.shape, L]``, numbers of rows; -1 where the episode has no further row, or none before a
+            gap.
         """
         following = np.full((ids.size, length), -1, np.int64)
         for sequence, (rows, place) in zip(
@@ -149,6 +155,9 @@ class EpisodeReplay(Replay):
         ):
             part = rows[place : place + length]
             sequence[: len(part)] = part
+        is_behind = self._episodes.are_behind_gap(following)
+        is_behind[:, 0] = False
+        following[np.logical_or.accumulate(is_behind, axis=1)] = -1
         return following.reshape(*ids.shape, length)
 
     def _order(self, arrays: Columns) -> I64:
@@ -194,6 +203,7 @@ class Episodes:
         """Begin without rows."""
         self._capacity = capacity
         self._of_slots = np.full(capacity, _UNKNOWN, np.int64)
+        self._is_behind_gap = np.zeros(capacity, np.bool_)  # of each slot
         self._episodes: dict[int, _Episode] = {}
         self._newest: dict[tuple[int, int], int] = {}
         self._next = 0
@@ -216,10 +226,13 @@ class Episodes:
         begins[1:] |= steps[1:] <= steps[:-1]
         starts = np.flatnonzero(begins).tolist()
         numbers = np.empty(len(steps), np.int64)
+        self._is_behind_gap[self._slots(first, end)] = False
         for start, stop in zip(starts, [*starts[1:], len(steps)], strict=True):
             name = (int(episode_ids[start]), int(agents[start]))
             number = self._number_of(name, int(steps[start]))
             episode = self._episodes[number]
+            if episode.rows and steps[start] != episode.last_step + 1:
+                self._is_behind_gap[(first + start) % self._capacity] = True
             episode.rows.extend(range(first + start, first + stop))
             episode.last_step = int(steps[stop - 1])
             numbers[start:stop] = number
@@ -237,6 +250,15 @@ class Episodes:
                 of_episode = self._episodes[number].rows
                 yield of_episode, bisect_left(of_episode, row)
 
+    def are_behind_gap(self, rows: I64) -> NDArray[np.bool_]:
+        """Return whether steps are missing between each stored row and the one before it; anything
+        for -1.
+
+        Args:
+            rows: numbers of rows, any shape.
+        """
+        return self._is_behind_gap[rows % self._capacity]
+
     def saved(self, first: int, stop: int) -> dict[str, Array]:
         """Return the episodes of rows `first` to `stop`, as arrays for `restore`."""
         episodes = [
@@ -245,6 +267,7 @@ class Episodes:
         return {
             _SAVED_ROWS: self._of_slots[self._slots(first, stop)],
             _SAVED_EPISODES: np.array(episodes, np.int64).reshape(-1, 4),
+            _SAVED_GAPS: self._is_behind_gap[self._slots(first, stop)],
         }
 
     def restore(self, arrays: Columns, first: int, stop: int) -> None:
@@ -261,6 +284,12 @@ class Episodes:
         of_rows = arrays[_SAVED_ROWS]
         if of_rows.shape != (stop - first,) or of_rows.dtype != np.int64:
             raise ValueError(f"episodes are {of_rows.dtype} {of_rows.shape}, for {stop - first}")
+        # checkpoints of earlier versions don't say where steps are missing
+        is_behind_gap = arrays.get(_SAVED_GAPS, np.zeros(stop - first, np.bool_))
+        if is_behind_gap.shape != (stop - first,) or is_behind_gap.dtype != np.bool_:
+            raise ValueError(
+                f"gaps are {is_behind_gap.dtype} {is_behind_gap.shape}, for {stop - first}"
+            )
         for number, episode_id, agent, step in sorted(arrays[_SAVED_EPISODES].tolist()):
             self._episodes[number] = _Episode((episode_id, agent), step, array("q"))
             self._newest[episode_id, agent] = number
@@ -269,6 +298,7 @@ class Episodes:
             if number != _UNKNOWN:
                 self._episodes[number].rows.append(row)
         self._of_slots[self._slots(first, stop)] = of_rows
+        self._is_behind_gap[self._slots(first, stop)] = is_behind_gap
 
     def _number_of(self, name: tuple[int, int], step: int) -> int:
         """Return the number of the episode that a row at this `step` continues; of a new one if it

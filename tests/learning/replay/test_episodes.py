@@ -89,6 +89,7 @@ class Lists:
     def __init__(self) -> None:
         self.episodes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self.stored: list[int] = []
+        self.t: dict[int, int] = {}
 
     def add(self, fragment: Fragment, capacity: int) -> None:
         length, num_envs = fragment["no"].shape
@@ -99,6 +100,12 @@ class Lists:
                     name = int(fragment[c.EPS_ID][t, n]), int(fragment[c.AGENT_INDEX][t, n])
                     self.episodes[name].append(int(fragment["no"][t, n]))
                     self.stored.append(int(fragment["no"][t, n]))
+                    self.t[int(fragment["no"][t, n])] = int(fragment[c.T][t, n])
+
+    def until_gap(self, numbers: list[int]) -> list[int]:
+        """Return the first of these rows that no lost step parts."""
+        first = self.t[numbers[0]]
+        return [no for place, no in enumerate(numbers) if self.t[no] == first + place]
 
 
 def check(replay: Any, lists: Lists) -> None:
@@ -114,7 +121,9 @@ def check(replay: Any, lists: Lists) -> None:
         for place, row in enumerate(part):
             assert replay.episode(row).tolist() == part
             rest = part[place:]
-            assert following[row - replay.evicted].tolist() == [*rest, -1, -1][:3]
+            expected = lists.until_gap([numbers[row - replay.evicted] for row in rest])
+            expected = [at[no] for no in expected]
+            assert following[row - replay.evicted].tolist() == [*expected, -1, -1][:3]
             assert later[row - replay.evicted] in rest
             checked += 1
     assert checked == len(replay)
@@ -206,6 +215,24 @@ def test_rows_that_come_again_begin_another_episode() -> None:
     assert episodes[:4] == 4 * [[0, 1, 2, 3]]
     assert episodes[4:12] == 8 * [[4, 5, 6, 7, 8, 9, 10, 11]]
     assert episodes[12:] == 4 * [[12, 13, 14, 15]]
+
+
+def test_a_sequence_ends_where_a_lost_fragment_was_but_not_where_an_agent_was_not_observed() -> (
+    None
+):
+    replay, restored = make(100), make(100)
+    replay.insert_fragment(rows(0, 4, t=[0, 1, 3, 4]))
+    replay.insert_fragment(rows(0, 2, t=[5, 6]))
+    replay.insert_fragment(rows(0, 3, t=[100, 101, 102]))
+    snapshot = replay.snapshot()
+    restored.restore(snapshot.values, list(snapshot.pieces()))
+    for each in (replay, restored):
+        assert each.following(np.array([2, 5, 6]), 6).tolist() == [
+            [2, 3, 4, 5, -1, -1],
+            [5, -1, -1, -1, -1, -1],
+            [6, 7, 8, -1, -1, -1],
+        ]
+        assert each.episode(0).tolist() == list(range(9))
 
 
 def filled(replay: Any, *, turns: int = 12) -> World:
@@ -328,6 +355,8 @@ def test_a_replay_that_knows_no_episodes_ignores_those_of_a_checkpoint() -> None
         ("episodes", lambda array: array + 1000),
         ("episode_names", lambda array: array[:, :3]),
         ("episode_names", lambda array: array[:1]),
+        ("episode_gaps", lambda array: array[:-1]),
+        ("episode_gaps", lambda array: array.astype(np.int64)),
     ],
 )
 def test_damaged_episodes_of_a_checkpoint_are_refused(name: str, change: Any) -> None:
