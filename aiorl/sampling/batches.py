@@ -36,7 +36,7 @@ class BatchReader:
     def __init__(
         self, settings: WorkerSettings, context: IOContext, callbacks: DefaultCallbacks
     ) -> None:
-        """Make the estimators; `open` makes reader and writer.
+        """Prepare, without a policy; `make_estimators` and `open` make the parts.
 
         Args:
             settings: the worker's settings.
@@ -52,8 +52,12 @@ class BatchReader:
         self.callbacks = callbacks
         self.last_batch: Batch | None = None
         self._batches: list[Batch] = []  # read, but not returned yet
-        self.reward_estimators: list[OffPolicyEstimator] = [
-            ESTIMATORS[name].create(context)
+        self.reward_estimators: list[OffPolicyEstimator] = []
+
+    def make_estimators(self) -> None:
+        """Make the estimators, which ask the worker of the context for its policies."""
+        self.reward_estimators = [
+            ESTIMATORS[name].create(self.io_context)
             for name in sorted(self._io.input_evaluation)
             if name in ESTIMATORS
         ]

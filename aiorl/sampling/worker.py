@@ -147,6 +147,14 @@ class Worker:
         polled = build.why_polled(settings)
         maker = build.env_maker(settings, polled)
         callbacks = settings.callbacks()
+        context = IOContext(
+            log_dir=settings.log_dir,
+            config=settings.policy_config,
+            worker_index=settings.worker_index,
+            worker=self._for_hooks(),
+        )
+        # constructors of environments and policies can ask for its attributes
+        self.reader = BatchReader(settings, context, callbacks)
         self.env = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
         if config.clip_rewards is None:
@@ -186,17 +194,10 @@ class Worker:
                 no_done_at_end=config.no_done_at_end,
             )
         self.async_env: BaseEnv = maker.to_base_env(self.env)
-        worker_of_hooks = self._for_hooks()
-        context = IOContext(
-            log_dir=settings.log_dir,
-            config=settings.policy_config,
-            worker_index=settings.worker_index,
-            worker=worker_of_hooks,
-        )
-        self.reader = BatchReader(settings, context, callbacks)
+        self.reader.make_estimators()
         setup = SamplerSetup(
             # otherwise the thread of an asynchronous sampler keeps it alive forever
-            worker=weakref.ref(worker_of_hooks),
+            worker=weakref.ref(self._for_hooks()),
             base_env=self.async_env,
             policy_map=self.policy_map,
             preprocessors=self.preprocessors,

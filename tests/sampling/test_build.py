@@ -85,6 +85,30 @@ def test_parts_are_built_in_order(make_worker, monkeypatch):
     assert get_global_worker() is worker
 
 
+def test_constructors_of_users_can_ask_for_the_attributes_of_the_worker(make_worker):
+    seen = []
+
+    def look():
+        worker = get_global_worker()
+        context = worker.io_context
+        seen.append((worker.rollout_fragment_length, worker.last_batch, context.worker is worker))
+        assert isinstance(worker.callbacks, DefaultCallbacks)
+        assert list(worker.reward_estimators) == []
+
+    class Env(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            look()
+
+    class Asking(PlainPolicy):
+        def __init__(self, observation_space, action_space, config):
+            super().__init__(observation_space, action_space, config)
+            look()
+
+    make_worker(lambda context: Env(), Asking, rollout_fragment_length=7, num_envs=2)
+    assert seen == 3 * [(14, None, True)]
+
+
 def test_the_global_worker_is_the_last_one_made_and_is_not_kept_alive():
     """R37: readers and writers of another type also fail the assertion."""
     RolloutWorker(lambda context: CountingEnv(), PlainPolicy).stop()
