@@ -269,7 +269,7 @@ class LearnerCore:
             self.session.ledger.discard("malformed", message.env_steps)
             reason = one_line(str(error), _MAX_REASON)
             self._effects.append(Report(FragmentRefused(slot, reason)))
-            self.session.mark_lost(slot, "it sent a malformed fragment", now)
+            self.session.mark_lost(slot, f"it sent a malformed fragment: {reason}", now)
             self._grants.refused()
             return
         self.counters.env_steps_sampled += message.env_steps

@@ -83,7 +83,7 @@ class LocalWorkers:
         self._absent: dict[int, tuple[int, float]] = {}
         self._has_joined: dict[int, int] = {}
         self._worked: set[int] = set()
-        self._failures: dict[int, str] = {}  # slot -> last failure reported
+        self._failures: dict[int, str] = {}  # slot -> last failure
         self._rates = EventRates()
         self._tasks = Tasks(training.fail)
         self._children = Children(
@@ -211,6 +211,11 @@ class LocalWorkers:
             )
             self._training.fail(WorkerError(slot, message, failed.traceback))
 
+    def on_refused(self, slot: int, reason: str) -> None:
+        """Take note of why a fragment of a worker was refused, which ends its process."""
+        if slot in self._slots:
+            self._failures[slot] = f"it sent a malformed fragment: {reason}"
+
     def on_child(self, event: ChildEvent) -> None:
         """Handle the start, end, kill or final failure of a worker's process."""
         tell = self._training.tell
@@ -241,7 +246,7 @@ class LocalWorkers:
                     " restarts and stays down"
                 )
                 if slot in self._failures:
-                    text += f"; it last reported: {self._failures[slot]}"
+                    text += f"; its last failure: {self._failures[slot]}"
                 if self._sample.ignore_worker_failures and self._has_others({slot}):
                     log = self._training.directory.worker_log(slot)
                     tell(f"{text}; training continues with the others (log: {log})", logging.ERROR)

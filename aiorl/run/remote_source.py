@@ -56,7 +56,16 @@ from aiorl.process.machine import keep_within
 from aiorl.process.program import raise_open_file_limit
 from aiorl.process.tasks import Tasks, end_in_time
 from aiorl.run.build import Learning
-from aiorl.run.core import BeginUpdate, Disconnect, Effect, LearnerCore, News, Report, Send
+from aiorl.run.core import (
+    BeginUpdate,
+    Disconnect,
+    Effect,
+    FragmentRefused,
+    LearnerCore,
+    News,
+    Report,
+    Send,
+)
 from aiorl.run.end import wait_for_last
 from aiorl.run.local_workers import LocalWorkers
 from aiorl.run.overview import Overview
@@ -560,6 +569,8 @@ class RemoteSource(Source):
                 self._happened.joined.set()
             case ev.WorkerFailed():
                 self.workers_here.on_failed(news)
+            case FragmentRefused(slot, reason):
+                self.workers_here.on_refused(slot, reason)
             case ev.StatusRequested(peer, max_bytes):
                 most = min(max_bytes, self._codec.limits.max_header_bytes // 2)
                 account = self.overview.account(self._training, max_bytes=most)

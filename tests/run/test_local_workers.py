@@ -189,6 +189,16 @@ def test_the_error_of_a_worker_given_up_contains_its_last_report(
     assert all(value in watched.error for value in ("the licence is gone", "worker-1.txt", HINT))
 
 
+def test_the_error_of_a_worker_given_up_says_why_its_fragments_were_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.workers.on_refused(1, "column 't': two agents")
+    watched.workers.on_refused(9, "of a worker that others started")
+    watched.workers.on_child(ChildGaveUp(1, 1, 3))
+    assert "it sent a malformed fragment: column 't': two agents" in watched.error
+
+
 def test_ignored_failures_end_the_run_only_if_no_worker_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -705,8 +705,10 @@ class LearnerSession:
         """Lease the held fragments to the live workers."""
         self._send_grants(self.leases.redeal(self._clock.now))
 
-    def _refuse_ended(self, peer: bytes, incarnation: str) -> None:
+    def _refuse_ended(self, peer: bytes, incarnation: str, why: str = "") -> None:
         reason = "this incarnation has ended and its samples count as lost; come back as a new one"
+        if why:
+            reason += f" (it ended because {one_line(why, _MAX_REASON)})"
         self._say(peer, m.Refused(reason, True, m.RefusalCode.ENDED, incarnation))
 
     # Ends and violations
@@ -725,7 +727,7 @@ class LearnerSession:
         if peer is not None:
             self._peer(peer).ended = worker.incarnation
             if notify:
-                self._refuse_ended(peer, worker.incarnation)
+                self._refuse_ended(peer, worker.incarnation, reason)
         self._roster.end(worker)
         self._outbox.ack_due.pop(worker, None)
         self._missed.forget(worker)

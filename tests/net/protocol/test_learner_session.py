@@ -357,6 +357,14 @@ def test_a_buried_worker_with_many_messages_in_flight_is_not_dropped() -> None:
     assert join(session, A, "a2", 1.5).slot == 1
 
 
+def test_a_worker_that_is_marked_as_lost_gets_the_reason() -> None:
+    session = make("a")
+    session.mark_lost(1, "it sent a malformed fragment: no rewards", 1.0)
+    (refusal,) = sent(session, m.Refused)
+    assert refusal.code == m.RefusalCode.ENDED
+    assert "it sent a malformed fragment: no rewards" in refusal.reason
+
+
 def test_any_message_counts_as_life() -> None:
     session = make("a")
     for second in range(1, 40):
