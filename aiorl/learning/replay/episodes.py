@@ -8,13 +8,14 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Columns
+from aiorl.data.columns import Array, Columns, ColumnSpec
+from aiorl.data.fragment import check_numbers
 from aiorl.errors import BatchError
 from aiorl.learning.replay.replay import Replay, Sample, rows_of
 from aiorl.learning.replay.ring import I64
@@ -88,7 +89,7 @@ class EpisodeReplay(Replay):
         """See `Replay.sample`; rows are relabelled.
 
         Raises:
-            BatchError: there are no rows, or relabelled columns don't fit.
+            BatchError: there are no rows, or what `relabel` returned doesn't fit.
         """
         sample = super().sample(batch_size, num_batches=num_batches, beta=beta)
         if self._relabel is None:
@@ -100,10 +101,8 @@ class EpisodeReplay(Replay):
             for name, column in sample.columns.items()
         }
         changed = self._relabel(rows, self.read(self.later(ids)), self._rng)
+        _check_relabelled(changed, specs, len(ids))
         for name, column in changed.items():
-            if name not in specs:
-                raise BatchError(name, f"one of the columns {', '.join(specs)}", "another one")
-            specs[name].check(column, (len(ids),))
             rows[name][...] = column
         return sample
 
@@ -179,6 +178,28 @@ class EpisodeReplay(Replay):
         super()._restore_arrays(arrays)
         if _SAVED_ROWS in arrays:
             self._episodes.restore(arrays, self._ring.oldest, self.stored)
+
+
+def _check_relabelled(changed: Any, specs: Mapping[str, ColumnSpec], num_rows: int) -> None:
+    """Check what a `Relabel` returned.
+
+    Raises:
+        BatchError: it is no mapping of columns [R, ...] that the replay has, or numbers are not
+            finite or too large.
+    """
+    if not isinstance(changed, Mapping):
+        raise BatchError("relabel", "columns by name, as a dict", type(changed).__name__)
+    for name, column in changed.items():
+        if name not in specs:
+            columns = ", ".join(specs)
+            raise BatchError(str(name), f"one of the columns {columns} from relabel", "another one")
+        if not isinstance(column, np.ndarray):
+            raise BatchError(name, "a NumPy array from relabel", type(column).__name__)
+        try:
+            specs[name].check(column, (num_rows,))
+            check_numbers(specs[name], column)
+        except BatchError as error:
+            raise BatchError(name, f"{error.expected} from relabel", error.got) from None
 
 
 @dataclass(slots=True)

@@ -281,13 +281,24 @@ def test_a_function_changes_rows_by_what_their_episode_had_later() -> None:
     [
         ({"no": np.zeros(3, np.int32)}, "no"),
         ({"no": np.zeros(8, np.float32)}, "no"),
+        ({"no": np.full(8, 1 << 40)}, "no"),
+        ({"no": [0] * 8}, "no"),
+        ({"no": 0}, "no"),
+        ({"no": np.int32(0)}, "no"),
+        ({"weight": np.full(8, np.nan, np.float32)}, "weight"),
+        ({"weight": np.full(8, 1e300)}, "weight"),
         ({"goal": np.zeros(8, np.float32)}, "goal"),
+        (None, "relabel"),
+        (np.zeros(8), "relabel"),
     ],
 )
 def test_changed_rows_that_do_not_fit_are_refused(changed: Any, name: str) -> None:
-    replay = make(200, relabel=lambda rows, later, rng: changed)
-    filled(replay)
-    with pytest.raises(BatchError) as caught:
+    columns = (*COLUMNS, ColumnSpec("weight"))
+    replay = EpisodeReplay(
+        ReplaySpec(columns, 200), seed=0, relabel=lambda rows, later, rng: changed
+    )
+    replay.insert_fragment({**rows(0, 20), "weight": np.ones((20, 1), np.float32)})
+    with pytest.raises(BatchError, match="relabel") as caught:
         replay.sample(8)
     assert caught.value.column == name
 
