@@ -33,6 +33,10 @@
     │       └── VersionMismatch
     ├── EndpointClosed                      closed on our side
     ├── WorkerError(RuntimeError)           a worker failed; carries its traceback
+    ├── ActorError(RuntimeError)            a call of an actor's method has no result
+    │   ├── RemoteError                     the method raised an exception; carries its traceback
+    │   └── ActorLost                       the actor ended before it answered
+    ├── UnsendableError(TypeError)          a value that is not data which messages can contain
     └── InternalError                       a bug in aiorl
 
 The facts are attributes, and ``__str__`` makes the sentence. Most classes also derive from a
@@ -442,3 +446,57 @@ class WorkerError(AiorlError, RuntimeError):
 
 class InternalError(AiorlError):
     """A bug in aiorl; please report it with the log file."""
+
+
+class ActorError(AiorlError, RuntimeError):
+    """A call of an actor's method has no result."""
+
+
+class RemoteError(ActorError):
+    """A method of an actor raised an exception there.
+
+    Attributes:
+        method: name of the class and the method.
+        kind: name of the exception's class, such as ``ValueError``.
+        message: text of the exception.
+        remote_traceback: traceback on the actor's side, as text.
+    """
+
+    def __init__(self, method: str, kind: str, message: str, remote_traceback: str = "") -> None:
+        super().__init__(method, kind, message)
+        self.method = method
+        self.kind = kind
+        self.message = message
+        self.remote_traceback = remote_traceback
+
+    def __str__(self) -> str:
+        """Return one sentence, and the traceback below it."""
+        sentence = f"{self.method} raised {self.kind}: {self.message}"
+        if not self.remote_traceback:
+            return sentence
+        return f"{sentence}\n\n{self.remote_traceback.rstrip()}"
+
+
+class ActorLost(ActorError):
+    """An actor ended before it answered; whether it ran the method is unknown.
+
+    Attributes:
+        actor: name of the actor.
+        reason: why it ended, one plain sentence.
+        is_restarting: True if the actor starts again, with the arguments of its first start.
+    """
+
+    def __init__(self, actor: str, reason: str, *, is_restarting: bool = False) -> None:
+        super().__init__(actor, reason)
+        self.actor = actor
+        self.reason = reason
+        self.is_restarting = is_restarting
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        end = "; it starts again" if self.is_restarting else ""
+        return f"the actor {self.actor} is lost: {self.reason}{end}"
+
+
+class UnsendableError(AiorlError, TypeError):
+    """A value can't be sent to or from an actor: messages contain data, never code or objects."""

@@ -15,7 +15,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiorl.config.command_line import Parser, at_least, learner_places
 from aiorl.errors import AiorlError, ConfigError
@@ -29,6 +29,10 @@ from aiorl.process.children import (
 )
 from aiorl.process.imports import child_python, find_modules_here, python_path
 from aiorl.process.program import log_to_stderr
+
+if TYPE_CHECKING:
+    from aiorl.actors.host import ActorHost
+    from aiorl.run.worker.service import WorkerService
 
 __all__ = ["command", "main"]
 
@@ -129,9 +133,13 @@ def parse_worker_args(argv: Sequence[str]) -> WorkerArgs:
     )
     parser.add_argument(
         "--num-workers",
+        "--slots",
         metavar="N",
         type=at_least(1),
-        help=f"Worker processes on this host. (default: {defaults['num_workers']})",
+        help=(
+            "Worker processes on this host, or processes for actors. (default:"
+            f" {defaults['num_workers']})"
+        ),
     )
     parser.add_argument(
         "--keys",
@@ -242,20 +250,30 @@ async def _work(args: WorkerArgs) -> int:
     from aiorl.process.children import watch_parent
     from aiorl.process.program import on_stop_signals
     from aiorl.process.tasks import report_stray_errors
-    from aiorl.run.worker.service import make_service
+    from aiorl.run.worker.service import WorkerOutcome, make_service
 
     share_one_heap()
     service = make_service(args.connect, args.keys, args.worker_id, args.slot or 0)
     if args.slot is None:  # a learner knows how the workers that it started have ended
         service.former_end = os.environ.get(FORMER_END, "")
     loop = asyncio.get_running_loop()
-    report_stray_errors(service.fail)
+    work: WorkerService | ActorHost = service
+    report_stray_errors(lambda error: work.fail(error))
     if args.exit_with_parent:
         reason = "the process that started this worker is gone"
-        watch_parent(lambda: loop.call_soon_threadsafe(service.stop, reason))
-    on_stop_signals(lambda name: service.stop(f"ended by {name}"))
+        watch_parent(lambda: loop.call_soon_threadsafe(lambda: work.stop(reason)))
+    on_stop_signals(lambda name: work.stop(f"ended by {name}"))
     logger.info("worker %d connects to the learner at %s", os.getpid(), ", ".join(args.connect))
     outcome = await service.run()
+    if outcome.found_hub:
+        from aiorl.actors.process import begin_again, make_host
+
+        logger.info("it is a hub of actors: this process runs one of them")
+        work = make_host(args.connect, keys=args.keys)
+        end = await work.run()
+        if not end.is_final:
+            begin_again(end)
+        outcome = WorkerOutcome(True, end.reason, final=True)
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
     # closing the loop waits for threads, perhaps forever
     end_process = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))

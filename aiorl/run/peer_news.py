@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _HUNG_S = 60.0
 _LOGGED_PER_KIND = 1000
+_MAX_STACKS = 16_000
 _MAX_LOGGED = 24_000
 _MAX_NAMED = 8
 
@@ -110,7 +111,8 @@ class PeerNews:
                 self.report("workers that bring nothing", slot, text, logging.WARNING)
             case ev.CallReplied(slot, _, ok, result):
                 if ok:
-                    stacks = result if isinstance(result, str) else "(no answer)"
+                    answer = result if isinstance(result, str) else "(no answer)"
+                    stacks = many_lines(answer, _MAX_STACKS)
                     text = f"stacks of worker {slot}:\n{stacks}"
                     self.report("stacks of workers", slot, text, logging.WARNING)
             case FragmentRefused(slot, reason):

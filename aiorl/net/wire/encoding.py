@@ -39,6 +39,7 @@ from aiorl.net.wire.schema import (
     MESSAGE_TYPES,
     MESSAGE_TYPES_BY_CLASS,
     OPTIONAL_ARRAYS,
+    NESTED_VALUES,
     ArrayTree,
 )
 from aiorl.text import MAX_LABEL, is_label
@@ -300,11 +301,10 @@ def encode(
     scalars = {field: getattr(message, field) for field in kind.scalars}
     kind.leave_out_defaults(scalars)
     kind.fit_texts(scalars)
-    if isinstance(message, (m.Call, m.Reply)):
-        field = "args" if isinstance(message, m.Call) else "result"
-        scalars[field] = _take_arrays(
-            scalars[field], writer.add_node(0, field), writer, limits.max_depth
-        )
+    nested = NESTED_VALUES.get(kind.cls)
+    if nested is not None:
+        node = writer.add_node(0, nested)
+        scalars[nested] = _take_arrays(scalars[nested], node, writer, limits.max_depth)
     else:
         for field, tree in kind.arrays.items():
             value = getattr(message, field)

@@ -22,6 +22,9 @@ PROTOCOL_VERSION = 4
 """Version of the messages and their rules. The form of messages has a version of its own,
 `format.FORMAT_VERSION`, so that a side of another protocol can read why it is refused."""
 
+RUN_OF_ACTORS: Final = "actors"
+"""``Hello.run_id`` of a process that offers to run an actor; no run has this id."""
+
 # A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema`
 # checks by these names.
 Count: TypeAlias = int
@@ -58,6 +61,8 @@ Plain: TypeAlias = (
     "bool | int | float | str | bytes | Array | Sequence[Plain] | Mapping[str, Plain] | None"
 )
 """Data of a call: plain data, including arrays. Tuples arrive as lists."""
+Value: TypeAlias = Plain
+"""Like `Plain`, but texts are for programs and arrive unchanged."""
 
 
 class RefusalCode:
@@ -69,6 +74,7 @@ class RefusalCode:
     RUN = "wrong_run"
     VERSION = "wrong_version"
     VIOLATION = "violation"
+    ACTORS = "actors"  # not a learner but a hub of actors: come back as a process for one
 
 
 # Up
@@ -181,15 +187,6 @@ class Failure:
     message: Paragraph
     fatal: bool = field(default=False, kw_only=True)
     traceback: Lines = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
-    """The answer to a Call: its result or, if ``ok`` is False, an error text."""
-
-    call_id: Count
-    ok: bool
-    result: Plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,17 +345,6 @@ class LearnerBeat:
     version: Version
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """The learner asks a worker to run a method; the answer is a Reply with the same
-    ``call_id``.
-    """
-
-    call_id: Count
-    method: Kind
-    args: Mapping[str, Plain]
-
-
 @dataclass(frozen=True, slots=True)
 class Bye:
     """The learner ends; if ``final``, the run is over, otherwise the learner may come back and
@@ -376,10 +362,92 @@ class Status:
     account: Account
 
 
+# Calls, up and down
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Ask the receiver to run a method; the answer is a Reply with the same ``call_id``.
+
+    A learner calls methods of workers. A hub of actors calls methods of an actor, and an actor
+    those of another one, through the hub.
+
+    Attributes:
+        call_id: number of the call, unique for its sender.
+        method: name of the method.
+        args: its arguments by name.
+        actor: up, the actor that is called; down, the one that calls, "" for the hub itself.
+        credit: items of a stream that may be sent before a Credit; 0 if no stream is wanted.
+    """
+
+    call_id: Count
+    method: Name
+    args: Mapping[str, Plain]
+    actor: Name = ""
+    credit: Count32 = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """The answer to a Call: its result or, if ``ok`` is False, what went wrong."""
+
+    call_id: Count
+    ok: bool
+    result: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """The next item of the stream that a Call asked for; a Reply ends the stream."""
+
+    call_id: Count
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """The caller can take ``items`` more of a stream."""
+
+    call_id: Count
+    items: Count32
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The caller no longer waits for the answer; a Reply still follows."""
+
+    call_id: Count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """Arguments that calls to several actors share, broadcast once; the calls name its number."""
+
+    number: Count
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRequest:
+    """An actor that missed a Payload asks for it."""
+
+    number: Count
+
+
+CallMessage: TypeAlias = Call | Reply | Item | Credit | Cancel
 UpMessage: TypeAlias = (
-    Hello | Samples | Beat | SnapshotRequest | Failure | Reply | Leaving | StatusRequest
+    Hello
+    | Samples
+    | Beat
+    | SnapshotRequest
+    | Failure
+    | Leaving
+    | StatusRequest
+    | CallMessage
+    | PayloadRequest
 )
 DownMessage: TypeAlias = (
-    Welcome | Refused | Lease | Ack | Snapshot | LearnerBeat | Call | Bye | Status
+    Welcome | Refused | Lease | Ack | Snapshot | LearnerBeat | Bye | Status | CallMessage | Payload
 )
 Message: TypeAlias = UpMessage | DownMessage

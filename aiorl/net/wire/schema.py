@@ -164,6 +164,10 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
         raise BadFrame(f"{kind.__name__} values cannot be sent", field=field)
 
 
+def _check_value(field: str, value: Any, limits: Limits) -> None:
+    _check_nested(field, value, limits.max_depth)
+
+
 def _check_specs(field: str, value: Any, limits: Limits) -> None:
     _check_plain_map(field, value, limits)
     for spec in value.values():
@@ -284,6 +288,7 @@ _FIELDS: Final[dict[str, tuple[Check | None, ArrayTree]]] = {
     "Arrays": (None, _ARRAYS),
     "PolicyArrays": (None, _POLICY_ARRAYS),
     "Plain": (_Text(_fit_plain, is_plain=True), _ARRAYS),
+    "Value": (_check_value, _ARRAYS),
     "Account": (_Text(_fit_plain, is_plain=True), {}),
     "Mapping[str, Plain]": (_check_plain_map, _ARRAYS),
     "Mapping[str, PolicyGraph]": (_check_specs, {"*": {"graph": ARRAY}}),
@@ -304,4 +309,11 @@ def _message_type(cls: type[m.Message]) -> MessageType:
 
 
 MESSAGE_TYPES: Final = {kind.name: kind for kind in map(_message_type, get_args(m.Message))}
+NESTED_VALUES: Final = {
+    m.Call: "args",
+    m.Reply: "result",
+    m.Item: "value",
+    m.Payload: "value",
+}
+"""Message -> its field with arrays at any depth of its value."""
 MESSAGE_TYPES_BY_CLASS: Final = {kind.cls: kind for kind in MESSAGE_TYPES.values()}

@@ -88,11 +88,13 @@ class WorkerOutcome:
         reason: reason for the end, one plain sentence.
         final: True if a restart would be useless, because the run is over or the learner refused
             the worker for good.
+        found_hub: True if there is no learner at the address but a hub of actors.
     """
 
     ok: bool
     reason: str
     final: bool = False
+    found_hub: bool = False
 
     @property
     def status(self) -> int:
@@ -369,6 +371,8 @@ class WorkerService:
                 logger.warning("%s; no new fragment begins until it answers", reason)
             case ev.LearnerBack():
                 logger.info("the learner answers again")
+            case ev.WasRefused(reason, _, RefusalCode.ACTORS):
+                self._finish(WorkerOutcome(True, reason, found_hub=True))
             case ev.WasRefused(reason, retry, code):
                 logger.warning("the learner refused this worker: %s", reason)
                 if not retry:  # a protocol violation, for instance by damaged bytes, need not recur

@@ -89,7 +89,12 @@ def example_messages() -> list[m.Message]:
         m.Lease(1, 4, 0),
         m.Ack(3, True),
         m.LearnerBeat("L", 3),
-        m.Call(1, "stacks", {"depth": 3, "array": np.zeros(2)}),
+        m.Call(1, "stacks", {"depth": 3, "array": np.zeros(2)}, "actor-1", 8),
+        m.Item(1, {"a": [1, np.arange(3)], "b": "text"}),
+        m.Credit(1, 4),
+        m.Cancel(1),
+        m.Payload(1, {"args": [np.arange(3)], "kwargs": {}}),
+        m.PayloadRequest(1),
         m.Bye("done", True),
     ]
 

@@ -1,0 +1,365 @@
+"""An actor's side of calls: its registration, the calls it runs, and its calls to other actors.
+
+No socket, no clock, no thread: ``now`` is any monotonic time in seconds. A process says Hello until
+the hub answers. Once it is registered, the end of its connection is its own end: the hub has
+counted its actor as lost.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from aiorl.actors.hub_session import INIT, MAX_CREDIT
+from aiorl.errors import RemoteProtocolError
+from aiorl.net.wire import messages as m
+
+_HELLO_AGAIN_S: Final = 1.0
+_MISSED_AFTER_S: Final = 0.5
+"""Time after a call until its missing payload is asked for, and between two requests, seconds."""
+_HEARTBEAT_S: Final = 1.0
+_SILENCE_S: Final = 10.0
+_RECENT_PAYLOADS: Final = 2
+"""Payloads that are kept although no call has named them yet."""
+
+
+class LinkState(enum.Enum):
+    """States of a process for an actor."""
+
+    CONNECTING = enum.auto()
+    REGISTERED = enum.auto()
+    ENDED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Identity of a process, for the hub and for people.
+
+    Attributes:
+        worker_id: its name.
+        host: name of its host.
+        pid: its process id there.
+    """
+
+    worker_id: str
+    host: str
+    pid: int
+
+
+# Events
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectRequested:
+    """Make the actor's object, and answer call 0."""
+
+    name: str
+    path: str
+    args: Mapping[str, m.Plain]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallArrived:
+    """Run a method.
+
+    Attributes:
+        call_id: number of the call.
+        method: name of the method.
+        args: packed arguments.
+        caller: the actor that calls, "" for the hub.
+        credit: items of a stream that may be sent, 0 if no stream is wanted.
+    """
+
+    call_id: int
+    method: str
+    args: Mapping[str, m.Plain]
+    caller: str
+    credit: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallCancelled:
+    """No one waits for the answer to a call any more."""
+
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreditArrived:
+    """The caller of a stream takes more items."""
+
+    call_id: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """One of this actor's own calls has ended."""
+
+    call_id: int
+    ok: bool
+    result: m.Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemReceived:
+    """The next item of a stream that this actor has asked for."""
+
+    call_id: int
+    value: m.Value
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process has nothing left to do.
+
+    Attributes:
+        reason: why, one plain sentence.
+        is_orderly: True if the hub has said goodbye.
+        is_final: True if it said so because it ends itself.
+    """
+
+    reason: str
+    is_orderly: bool
+    is_final: bool = False
+
+
+ActorEvent: TypeAlias = (
+    ObjectRequested | CallArrived | CallCancelled | CreditArrived | Answered | ItemReceived | Ended
+)
+
+
+@dataclass(slots=True, eq=False)
+class _WaitingCall:
+    """A call whose shared arguments have not arrived.
+
+    Attributes:
+        call: the call.
+        asked: time since which they are missing, or of the last request.
+    """
+
+    call: m.Call
+    asked: float
+
+
+class ActorSession:
+    """Registration of one process at a hub, and the calls to and from its actor.
+
+    Attributes:
+        state: its state.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self.state = LinkState.CONNECTING
+        self._identity = identity
+        self._is_linked = False
+        self._last_hello = float("-inf")
+        self._last_beat = float("-inf")
+        self._last_heard = float("-inf")
+        self._next_call = 1
+        self._payloads: OrderedDict[int, m.Value] = OrderedDict()
+        self._waiting: list[_WaitingCall] = []
+        self._out: list[m.UpMessage] = []
+        self._events: list[ActorEvent] = []
+
+    # Commands
+    # ----------------------------------------------------------------------------------------------
+
+    def reply(self, call_id: int, *, ok: bool, result: m.Value) -> None:
+        """Answer a call."""
+        self._send(m.Reply(call_id, ok, result))
+
+    def send_item(self, call_id: int, value: m.Value) -> None:
+        """Send an item of a stream; the caller must have given credit for it."""
+        self._send(m.Item(call_id, value))
+
+    def call(self, actor: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
+        """Call a method of another actor; return the number of the call, which ends with
+        Answered.
+        """
+        call_id = self._next_call
+        self._next_call += 1
+        self._send(m.Call(call_id, method, args, actor=actor, credit=credit))
+        return call_id
+
+    def give_credit(self, call_id: int, items: int) -> None:
+        """Allow more items of a stream."""
+        self._send(m.Credit(call_id, items))
+
+    def cancel(self, call_id: int) -> None:
+        """Cancel one of this actor's own calls; it still ends with Answered."""
+        self._send(m.Cancel(call_id))
+
+    def leave(self, reason: str) -> None:
+        """End on purpose."""
+        self._send(m.Leaving(reason))
+        self._end(reason, is_orderly=True)
+
+    # Queries
+    # ----------------------------------------------------------------------------------------------
+
+    def messages_to_send(self) -> list[m.UpMessage]:
+        """Return the messages to send, in order, and clear the list."""
+        out = self._out
+        self._out = []
+        return out
+
+    def events(self) -> list[ActorEvent]:
+        """Return the events so far, in order, and clear the list."""
+        events = self._events
+        self._events = []
+        return events
+
+    # Inputs
+    # ----------------------------------------------------------------------------------------------
+
+    def connected(self, now: float) -> None:
+        """Take note that both channels are up."""
+        self._is_linked = True
+        self._say_hello(now)
+
+    def disconnected(self, reason: str) -> None:
+        """Take note that the connection is gone; a registered process ends."""
+        self._is_linked = False
+        if self.state is LinkState.REGISTERED:
+            self._end(f"the connection to the hub is gone: {reason}", is_orderly=False)
+
+    def broadcast(self, message: m.Message, now: float) -> None:
+        """Process a message to everyone, which a process without registration gets, too."""
+        if self.state is not LinkState.REGISTERED:
+            return
+        self._last_heard = now
+        match message:
+            case m.Bye(reason, final):
+                self._end(reason, is_orderly=True, is_final=final)
+            case m.Payload(number, value):
+                self._take_payload(number, value)
+
+    def receive(self, message: m.Message, now: float) -> None:
+        """Process a message to this process.
+
+        Raises:
+            RemoteProtocolError: a call of the hub has not the form that it must have.
+        """
+        if self.state is LinkState.ENDED:
+            return
+        self._last_heard = now
+        if self.state is LinkState.CONNECTING and not isinstance(message, m.Refused):
+            self.state = LinkState.REGISTERED
+        match message:
+            case m.Refused(reason, retry):
+                if not retry:
+                    self._end(f"the hub refused this process: {reason}", is_orderly=False)
+            case m.Bye(reason, final):
+                self._end(reason, is_orderly=True, is_final=final)
+            case m.Payload(number, value):
+                self._take_payload(number, value)
+            case m.Call():
+                self._called(message, now)
+            case m.Cancel(call_id):
+                self._cancelled(call_id)
+            case m.Credit(call_id, items):
+                self._events.append(CreditArrived(call_id, min(items, MAX_CREDIT)))
+            case m.Reply(call_id, ok, result):
+                self._events.append(Answered(call_id, ok, result))
+            case m.Item(call_id, value):
+                self._events.append(ItemReceived(call_id, value))
+
+    def tick(self, now: float) -> None:
+        """Say Hello again, send a heartbeat, ask for missing payloads, and notice a silent hub."""
+        if not self._is_linked or self.state is LinkState.ENDED:
+            return
+        if self.state is LinkState.CONNECTING:
+            if now - self._last_hello >= _HELLO_AGAIN_S:
+                self._say_hello(now)
+            return
+        if now - self._last_heard > _SILENCE_S:
+            self._end("the hub has been silent for too long", is_orderly=False)
+            return
+        if now - self._last_beat >= _HEARTBEAT_S:
+            self._last_beat = now
+            self._send(m.Beat(0, "running"))
+        for waiting in self._waiting:
+            if now - waiting.asked >= _MISSED_AFTER_S:
+                waiting.asked = now
+                self._send(m.PayloadRequest(_payload_of(waiting.call)))
+
+    # Inside
+    # ----------------------------------------------------------------------------------------------
+
+    def _send(self, message: m.UpMessage) -> None:
+        if self.state is LinkState.REGISTERED:
+            self._out.append(message)
+
+    def _say_hello(self, now: float) -> None:
+        self._last_hello = now
+        identity = self._identity
+        self._out.append(
+            m.Hello(
+                protocol=m.PROTOCOL_VERSION,
+                run_id=m.RUN_OF_ACTORS,
+                worker_id=identity.worker_id,
+                incarnation=identity.worker_id,
+                host=identity.host,
+                pid=identity.pid,
+            )
+        )
+
+    def _end(self, reason: str, *, is_orderly: bool, is_final: bool = False) -> None:
+        if self.state is not LinkState.ENDED:
+            self.state = LinkState.ENDED
+            self._events.append(Ended(reason, is_orderly, is_final))
+
+    def _called(self, call: m.Call, now: float) -> None:
+        if call.method == INIT and call.call_id == 0:
+            self._events.append(_object_requested(call.args))
+        elif "payload" not in call.args:
+            self._arrived(call, call.args)
+        elif _payload_of(call) in self._payloads:
+            self._arrived(call, self._shared(_payload_of(call)))
+        else:
+            self._waiting.append(_WaitingCall(call, now))
+
+    def _shared(self, number: int) -> Mapping[str, m.Plain]:
+        shared = self._payloads[number]
+        if not isinstance(shared, Mapping):
+            raise RemoteProtocolError("shared arguments must be a map")
+        return shared
+
+    def _arrived(self, call: m.Call, args: Mapping[str, m.Plain]) -> None:
+        self._events.append(CallArrived(call.call_id, call.method, args, call.actor, call.credit))
+
+    def _take_payload(self, number: int, value: m.Value) -> None:
+        self._payloads[number] = value
+        ready = [waiting.call for waiting in self._waiting if _payload_of(waiting.call) == number]
+        self._waiting = [w for w in self._waiting if _payload_of(w.call) != number]
+        for call in ready:
+            self._arrived(call, self._shared(number))
+        while len(self._payloads) > _RECENT_PAYLOADS:
+            self._payloads.popitem(last=False)
+
+    def _cancelled(self, call_id: int) -> None:
+        waiting = [w for w in self._waiting if w.call.call_id == call_id]
+        if not waiting:
+            self._events.append(CallCancelled(call_id))
+            return
+        self._waiting.remove(waiting[0])
+        self.reply(call_id, ok=False, result={"kind": "CancelledError"})
+
+
+def _payload_of(call: m.Call) -> int:
+    number = call.args["payload"]
+    if type(number) is not int:
+        raise RemoteProtocolError("the number of a payload must be a whole number")
+    return number
+
+
+def _object_requested(args: Mapping[str, Any]) -> ObjectRequested:
+    name, path, arguments = (args.get(key) for key in ("name", "path", "args"))
+    if type(name) is not str or type(path) is not str or not isinstance(arguments, Mapping):
+        raise RemoteProtocolError("an actor must have a name, a path and arguments")
+    return ObjectRequested(name, path, arguments)

@@ -1,0 +1,348 @@
+"""Calls from the caller's side: handles of actors, results that are awaited, and streams.
+
+A hub and an actor call in the same way, each through its session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+from aiorl.actors.values import ActorName, pack, unpack
+from aiorl.errors import ActorError, ActorLost, RemoteError, RemoteProtocolError
+from aiorl.net.wire import messages as m
+from aiorl.text import many_lines, one_line
+
+_MAX_TEXT: Final = 16_000
+
+WINDOW: Final = 8
+"""Items of a stream that may be under way or waiting for the caller."""
+
+
+class CallSession(Protocol):
+    """The commands for calls that the sessions of both sides have."""
+
+    def call(self, name: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
+        """Call a method of an actor; return the number of the call."""
+
+    def give_credit(self, call_id: int, items: int) -> None:
+        """Allow more items of a stream."""
+
+    def cancel(self, call_id: int) -> None:
+        """Cancel a call, which still ends by an event."""
+
+
+def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, m.Plain]:
+    """Return the arguments of a call as messages carry them.
+
+    Raises:
+        UnsendableError: they contain something that can't be sent.
+    """
+    return {"args": pack(list(args)), "kwargs": pack(dict(kwargs))}
+
+
+class Calls:
+    """Calls of one process that have not ended.
+
+    Args:
+        session: sends them.
+        flush: called after each command to the session, to send its messages.
+    """
+
+    def __init__(self, session: CallSession, flush: Callable[[], None]) -> None:
+        self._session = session
+        self._flush = flush
+        self._results: dict[int, RemoteCall] = {}
+        # weak, so that a stream that no one reads any more is closed
+        self._streams: WeakValueDictionary[int, RemoteStream] = WeakValueDictionary()
+
+    def begin(
+        self,
+        call: RemoteCall | RemoteStream,
+        actor: str,
+        method: str,
+        args: Mapping[str, m.Plain],
+        *,
+        credit: int = 0,
+    ) -> int:
+        """Send a call, and return its number."""
+        call_id = self._session.call(actor, method, args, credit)
+        if isinstance(call, RemoteStream):
+            self._streams[call_id] = call
+        else:
+            self._results[call_id] = call
+        self._flush()
+        return call_id
+
+    def give_credit(self, call_id: int, items: int) -> None:
+        """Allow more items of a stream."""
+        self._session.give_credit(call_id, items)
+        self._flush()
+
+    def cancel(self, call_id: int) -> None:
+        """Tell the actor that no one waits for the answer any more."""
+        self._remove(call_id)
+        self._session.cancel(call_id)
+        self._flush()
+
+    def ended(self, call_id: int, *, ok: bool, result: m.Value) -> None:
+        """Take the reply to a call."""
+        call = self._remove(call_id)
+        if call is None:  # it was cancelled
+            return
+        if not ok:
+            call.fail(error_of(call.method, result))
+            return
+        try:
+            call.succeed(self._unpack(result))
+        except RemoteProtocolError as error:
+            call.fail(error)
+
+    def lost(self, call_id: int, error: ActorLost) -> None:
+        """End a call whose actor is lost."""
+        call = self._remove(call_id)
+        if call is not None:
+            call.fail(error)
+
+    def item(self, call_id: int, value: m.Value) -> None:
+        """Take an item of a stream."""
+        stream = self._streams.get(call_id)
+        if stream is None:
+            return
+        try:
+            stream.put(self._unpack(value))
+        except RemoteProtocolError as error:
+            self.cancel(call_id)
+            stream.fail(error)
+
+    def close(self, reason: str) -> None:
+        """End all calls."""
+        calls: list[RemoteCall | RemoteStream] = [*self._results.values(), *self._streams.values()]
+        self._results.clear()
+        self._streams.clear()
+        for call in calls:
+            call.fail(ActorError(f"{call.method}: {reason}"))
+
+    def make_handle(self, name: str, path: str) -> ActorHandle:
+        """Return a handle whose calls are made here."""
+        return ActorHandle(self, ActorName(name, path))
+
+    def _remove(self, call_id: int) -> RemoteCall | RemoteStream | None:
+        result = self._results.pop(call_id, None)
+        return self._streams.pop(call_id, None) if result is None else result
+
+    def _unpack(self, value: m.Value) -> Any:
+        return unpack(value, self.make_handle, imports_code=False)
+
+
+def error_of(method: str, result: Any) -> ActorError:
+    """Return the exception that a reply describes; the texts in it come from a peer."""
+    texts = result if isinstance(result, Mapping) else {}
+    message = many_lines(str(texts.get("message", "")), _MAX_TEXT)
+    if "lost" in texts:
+        is_restarting = texts.get("is_restarting") is True
+        return ActorLost(one_line(str(texts["lost"]), 64), message, is_restarting=is_restarting)
+    kind = one_line(str(texts.get("kind", "an error")), 64)
+    if kind == asyncio.CancelledError.__name__:
+        return ActorError(f"{method} was cancelled")
+    trace = many_lines(str(texts.get("traceback", "")), _MAX_TEXT, keep_end=True)
+    return RemoteError(method, kind, message, trace)
+
+
+class RemoteCall(asyncio.Future[Any]):
+    """Call of an actor's method: await it for the result, or iterate over it with ``async for``.
+
+    It is a future. Cancelling it, or the task that awaits it, cancels the method if that is
+    asynchronous; a method that runs in the actor's thread ends by itself, and its result is
+    dropped.
+
+    Raises:
+        RemoteError: when awaited: the method raised an exception.
+        ActorLost: when awaited: the actor ended before it answered.
+    """
+
+    def __init__(
+        self, calls: Calls, actor: ActorName, method: str, args: Mapping[str, m.Plain]
+    ) -> None:
+        super().__init__()
+        self.method = f"{actor.path.rpartition(':')[2]}.{method}"
+        self._calls = calls
+        self._actor = actor.name
+        self._name = method
+        self._args: Mapping[str, m.Plain] | None = args
+        self._call_id = 0
+        self.get_loop().call_soon(self._begin)  # sent even if no one awaits it
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Return the result of the method."""
+        self._begin()
+        return super().__await__()
+
+    __iter__ = __await__
+
+    def __aiter__(self) -> RemoteStream:
+        """Iterate over the items of a method that is a generator."""
+        if self._args is None:
+            raise RuntimeError(f"{self.method} was called for one result, not for a stream")
+        stream = RemoteStream(self._calls, self.method)
+        stream.begin(self._actor, self._name, self._args)
+        self._args = None
+        super().cancel()
+        return stream
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the call; see above."""
+        if not super().cancel(msg):
+            return False
+        self._args = None
+        if self._call_id:
+            self._calls.cancel(self._call_id)
+        return True
+
+    def succeed(self, result: Any) -> None:
+        """End with a result."""
+        if not self.done():
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error."""
+        if not self.done():
+            self.set_exception(error)
+
+    def _begin(self) -> None:
+        args = self._args
+        if args is not None:
+            self._args = None
+            self._call_id = self._calls.begin(self, self._actor, self._name, args)
+
+
+class RemoteStream:
+    """Items of a method that is a generator, with at most `WINDOW` of them under way.
+
+    It ends with `aclose`, or when it is no longer used; the generator is then closed, too.
+    """
+
+    def __init__(self, calls: Calls, method: str) -> None:
+        self.method = method
+        self._calls = calls
+        self._call_id = 0
+        self._items: deque[Any] = deque()
+        self._num_taken = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._end: BaseException | None = None
+
+    def begin(self, actor: str, name: str, args: Mapping[str, m.Plain]) -> None:
+        """Send the call."""
+        self._call_id = self._calls.begin(self, actor, name, args, credit=WINDOW)
+
+    def __aiter__(self) -> RemoteStream:
+        """Return this iterator."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next item.
+
+        Raises:
+            RemoteError: the generator raised an exception.
+            ActorLost: the actor ended before the stream did.
+        """
+        while not self._items:
+            if self._end is not None:
+                raise self._end
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._num_taken += 1
+        if self._num_taken == WINDOW // 2 and self._end is None:
+            self._num_taken = 0
+            self._calls.give_credit(self._call_id, WINDOW // 2)
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        """Close the generator; items that have arrived can still be taken."""
+        self._close()
+
+    def __del__(self) -> None:
+        """Close the generator of a stream that no one reads to its end."""
+        self._close()
+
+    def put(self, item: Any) -> None:
+        """Add an item."""
+        self._items.append(item)
+        self._wake()
+
+    def succeed(self, result: Any) -> None:
+        """End the stream after its last item."""
+        self.fail(StopAsyncIteration())
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an error, after the items that have arrived."""
+        if self._end is None:
+            self._end = error
+            self._wake()
+
+    def _close(self) -> None:
+        if self._end is None:
+            self._end = StopAsyncIteration()
+            self._calls.cancel(self._call_id)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class RemoteMethod:
+    """Method of an actor; call it for a `RemoteCall`."""
+
+    __slots__ = ("_handle", "_name")
+
+    def __init__(self, handle: ActorHandle, name: str) -> None:
+        self._handle = handle
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> RemoteCall:
+        """Call the method; the arguments are those of the method itself.
+
+        Raises:
+            UnsendableError: an argument can't be sent.
+        """
+        return self._handle.__begin__(self._name, packed_arguments(args, kwargs))
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {self._handle!r}>"
+
+
+class ActorHandle:
+    """An actor, with its public methods; each returns a `RemoteCall`.
+
+    A handle can be an argument of a call, or a part of one: the actor that gets it can call the
+    other actor, through the hub. Handles of one actor are equal.
+    """
+
+    __slots__ = ("__actor__", "__calls__")
+
+    def __init__(self, calls: Calls, actor: ActorName) -> None:
+        self.__calls__ = calls
+        self.__actor__ = actor
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        """Return the method with this name; whether there is one shows when it is called."""
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} is private: actors have only public methods")
+        return RemoteMethod(self, name)
+
+    def __begin__(self, method: str, args: Mapping[str, m.Plain]) -> RemoteCall:
+        """Call a method with packed arguments."""
+        return RemoteCall(self.__calls__, self.__actor__, method, args)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other.__actor__ == self.__actor__
+
+    def __hash__(self) -> int:
+        return hash(self.__actor__)
+
+    def __repr__(self) -> str:
+        return f"<actor {self.__actor__.name} of {self.__actor__.path}>"

@@ -1,0 +1,300 @@
+"""The process of an actor: its object, its thread and its tasks, around an endpoint and a session.
+
+Asynchronous methods run on the process's event loop, side by side. All others run in one thread, in
+the order of the calls; the object is made in that thread, too. A generator's items are sent as the
+caller takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import time
+import traceback
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+from aiorl.actors import actor_session as ev
+from aiorl.actors.actor_session import ActorSession
+from aiorl.actors.calls import Calls
+from aiorl.actors.values import LIMITS, pack, unpack
+from aiorl.config.code import import_object
+from aiorl.errors import (
+    ConfigError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UnsendableError,
+)
+from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.net.wire.decoding import decode
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage
+from aiorl.process.machine import keep_children_out
+from aiorl.process.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.25
+_DONE: Final = object()
+_INIT_CALL: Final = 0
+
+
+class ActorHost:
+    """Runs one actor for the hub at the endpoint's address, until one of them ends.
+
+    Args:
+        endpoint: not started yet.
+        session: new.
+    """
+
+    def __init__(self, endpoint: WorkerEndpoint, session: ActorSession) -> None:
+        self._endpoint = endpoint
+        self._session = session
+        self._calls = Calls(session, self._flush)
+        self._tasks = Tasks(self.fail)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="actor")
+        self._object: Any = None
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._credits: dict[int, asyncio.Semaphore] = {}
+        self._outbox: deque[Sequence[Buffer]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._done: asyncio.Future[ev.Ended] | None = None
+
+    async def run(self) -> ev.Ended:
+        """Run until the hub says goodbye, the connection ends after the registration, or `stop`."""
+        self._done = asyncio.get_running_loop().create_future()
+        self._endpoint.on_message = self._on_message
+        self._endpoint.on_broadcast = self._on_broadcast
+        self._endpoint.on_event = self._on_event
+        async with AsyncExitStack() as stack:
+            self._endpoint.start()
+            stack.push_async_callback(self._endpoint.close)
+            stack.push_async_callback(self._tasks.close)
+            self._tasks.start(self._tick(), "tick")
+            return await self._done
+
+    def stop(self, reason: str) -> None:
+        """Leave the hub and end; call this on the event loop."""
+        self._session.leave(reason)
+        self._flush()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an internal error, since a process is useless after a task has died."""
+        self._finish(ev.Ended(f"unexpected {error!r}", is_orderly=False))
+
+    # Receiving and sending
+    # ----------------------------------------------------------------------------------------------
+
+    def _on_message(self, frames: list[memoryview]) -> None:
+        self._take(self._session.receive, frames)
+
+    def _on_broadcast(self, frames: list[memoryview]) -> None:
+        self._take(self._session.broadcast, frames)
+
+    def _take(self, receive: Callable[[Message, float], None], frames: list[memoryview]) -> None:
+        try:
+            receive(decode(frames, LIMITS), time.monotonic())
+        except RemoteProtocolError as error:
+            logger.warning("a message of the hub was not understood and is ignored: %s", error)
+        self._flush()
+
+    def _on_event(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.CONNECTED:
+                self._session.connected(time.monotonic())
+            case EventKind.DISCONNECTED | EventKind.REFUSED | EventKind.WAITING:
+                self._session.disconnected(event.reason)
+                logger.debug("no connection to the hub: %s", event.reason)
+        self._flush()
+
+    async def _tick(self) -> None:
+        while True:
+            self._session.tick(time.monotonic())
+            self._flush()
+            await asyncio.sleep(_TICK_S)
+
+    def _flush(self) -> None:
+        """Handle the session's events, then send its messages."""
+        for event in self._session.events():
+            self._handle(event)
+        for message in self._session.messages_to_send():
+            self._send(message)
+
+    def _send(self, message: UpMessage) -> None:
+        try:
+            frames = encode(message, compress=not self._endpoint.is_local, limits=LIMITS)
+        except LocalProtocolError as error:  # too large, for example
+            self._not_sent(message, UnsendableError(str(error)))
+            return
+        if self._outbox or not self._endpoint.send(frames):
+            if not self._endpoint.connected:
+                return  # the hub counts this actor as lost
+            self._outbox.append(frames)
+            if self._sender is None or self._sender.done():
+                self._sender = self._tasks.start(self._send_waiting(), "send")
+
+    def _not_sent(self, message: UpMessage, error: UnsendableError) -> None:
+        """Let the call end to which a message belongs that can't be sent."""
+        match message:
+            case Reply(call_id):
+                self._send(Reply(call_id, False, _described(error)))
+            case Item(call_id):
+                self._running[call_id].cancel(str(error))
+            case Call(call_id):
+                self._calls.ended(call_id, ok=False, result=_described(error))
+            case _:
+                raise error
+
+    async def _send_waiting(self) -> None:
+        while self._outbox:
+            await self._endpoint.wait_writable()
+            while self._outbox and self._endpoint.send(self._outbox[0]):
+                self._outbox.popleft()
+
+    # Events
+    # ----------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ev.ActorEvent) -> None:
+        match event:
+            case ev.CallArrived(call_id):
+                self._credits[call_id] = asyncio.Semaphore(event.credit)
+                self._running[call_id] = self._tasks.start(self._run(event), f"call {call_id}")
+            case ev.CallCancelled(call_id):
+                if call_id in self._running:
+                    self._running[call_id].cancel()
+            case ev.CreditArrived(call_id, items):
+                credit = self._credits.get(call_id)
+                if credit is not None:
+                    for _ in range(items):
+                        credit.release()
+            case ev.Answered(call_id, ok, result):
+                self._calls.ended(call_id, ok=ok, result=result)
+            case ev.ItemReceived(call_id, value):
+                self._calls.item(call_id, value)
+            case ev.ObjectRequested():
+                self._tasks.start(self._make(event), "make the object")
+            case ev.Ended():
+                self._finish(event)
+
+    def _finish(self, end: ev.Ended) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(end)
+
+    # The object and its methods
+    # ----------------------------------------------------------------------------------------------
+
+    async def _make(self, request: ev.ObjectRequested) -> None:
+        def make() -> Any:
+            kind = import_object(request.path, key="the class of an actor")
+            args, kwargs = self._arguments(request.args, imports_code=True)
+            return kind(*args, **kwargs)
+
+        try:
+            self._object = await self._in_thread(make)
+        except BaseException as error:
+            logger.warning("the actor %s could not be made: %r", request.name, error)
+            self._answer(_INIT_CALL, ok=False, result=_described(error))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._answer(_INIT_CALL, ok=True, result=None)
+
+    async def _run(self, call: ev.CallArrived) -> None:
+        """Run a method and answer the call, whatever happens."""
+        try:
+            result = pack(await self._result_of(call))
+        except asyncio.CancelledError as error:
+            self._answer(call.call_id, ok=False, result=_described(error))
+        except Exception as error:
+            self._answer(call.call_id, ok=False, result=_described(error))
+        else:
+            self._answer(call.call_id, ok=True, result=result)
+        finally:
+            del self._running[call.call_id]
+            del self._credits[call.call_id]
+
+    async def _result_of(self, call: ev.CallArrived) -> Any:
+        name = call.method
+        method = None if name.startswith("_") else getattr(self._object, name, None)
+        if not callable(method):
+            raise AttributeError(f"a {type(self._object).__name__} has no public method {name!r}")
+        args, kwargs = self._arguments(call.args, imports_code=not call.caller)
+        if inspect.iscoroutinefunction(method):
+            result = await method(*args, **kwargs)
+        elif inspect.isasyncgenfunction(method):
+            result = method(*args, **kwargs)
+        else:
+            result = await self._in_thread(lambda: method(*args, **kwargs))
+            if inspect.isawaitable(result):
+                result = await result
+        if isinstance(result, AsyncIterator | Iterator):
+            await self._stream(call, result)
+            return None
+        return result
+
+    async def _stream(
+        self, call: ev.CallArrived, items: AsyncIterator[Any] | Iterator[Any]
+    ) -> None:
+        """Send the items of a generator as the caller takes them, and close it."""
+        if not call.credit:
+            raise TypeError(f"{call.method} is a generator: iterate over the call with `async for`")
+        credit = self._credits[call.call_id]
+        async with contextlib.aclosing(self._all_of(items)) as stream:
+            await credit.acquire()
+            async for item in stream:
+                self._session.send_item(call.call_id, pack(item))
+                self._flush()
+                await credit.acquire()
+
+    async def _all_of(self, items: AsyncIterator[Any] | Iterator[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the items; a plain generator runs in the actor's thread."""
+        if isinstance(items, AsyncIterator):
+            try:
+                async for item in items:
+                    yield item
+            finally:
+                if inspect.isasyncgen(items):
+                    await items.aclose()
+            return
+        try:
+            while True:
+                item = await self._in_thread(lambda: next(items, _DONE))
+                if item is _DONE:
+                    return
+                yield item
+        finally:
+            if inspect.isgenerator(items):
+                await self._in_thread(items.close)
+
+    def _arguments(
+        self, packed: Mapping[str, Plain], *, imports_code: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        make_handle = self._calls.make_handle
+        args = unpack(packed["args"], make_handle, imports_code=imports_code)
+        kwargs = unpack(packed["kwargs"], make_handle, imports_code=imports_code)
+        return args, kwargs
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, keep_children_out, function)
+
+    def _answer(self, call_id: int, *, ok: bool, result: Any) -> None:
+        self._session.reply(call_id, ok=ok, result=result)
+        self._flush()
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Return what the caller gets to know of an exception."""
+    message = str(error)
+    if isinstance(error, ConfigError):
+        message = " ".join(filter(None, (error.message, error.hint)))
+    return {
+        "kind": type(error).__qualname__,
+        "message": message[:4000],
+        "traceback": "".join(traceback.format_exception(error))[-12_000:],
+    }

@@ -1,0 +1,536 @@
+"""Actors of a user's own program: processes that hold objects, and calls of their methods.
+
+    async with aiorl.Actors() as actors:
+        counter = await actors.start(Counter, 100)
+        print(await counter.add(1))
+
+A program is the hub of its actors: it starts their processes, here or on hosts that have joined by
+``aiorl worker --connect ADDRESS``, and all calls pass through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, overload
+
+from aiorl.actors import hub_session as ev
+from aiorl.actors.calls import ActorHandle, Calls, RemoteCall, error_of, packed_arguments
+from aiorl.actors.hub_session import ActorSpec, HubSession, HubSettings
+from aiorl.actors.values import LIMITS
+from aiorl.config.code import import_path_of
+from aiorl.errors import (
+    ActorError,
+    ActorLost,
+    ConfigError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UnsendableError,
+)
+from aiorl.net.transport.endpoint import Buffer, Event, EventKind
+from aiorl.net.transport.security import load_learner_keys
+from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+from aiorl.net.wire.decoding import decode, decode_hello
+from aiorl.net.wire.encoding import encode
+from aiorl.net.wire.messages import Call, DownMessage, Payload
+from aiorl.process.children import ChildEvent, ChildGaveUp, Children, ChildRestarting, status_text
+from aiorl.process.imports import child_python, python_path
+from aiorl.process.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.1
+_END_S: Final = 2.0
+"""Seconds in which processes of actors can end by themselves."""
+_KILLED_S: Final = 1.0
+_LOOK_AGAIN_S: Final = 0.05
+_LOCAL: Final = "tcp://127.0.0.1:0"
+_SLOT: Final = 1
+
+
+@dataclass(slots=True)
+class _Started:
+    """An actor that this hub has been asked for.
+
+    Attributes:
+        handle: its handle.
+        children: its process, if it runs here.
+        is_ready: done when it answers calls, or has failed.
+    """
+
+    handle: ActorHandle
+    children: Children | None
+    is_ready: asyncio.Future[None]
+    status: str = ""
+    payloads: set[int] = field(default_factory=set)
+
+
+class Actors:
+    """Hub of the actors of a program, for ``async with``; at its end, all of them end.
+
+    Without ``bind``, its actors run on this host and no one else can join. With ``bind``, processes
+    join by ``aiorl worker --connect ADDRESS [--num-workers N]``, each for one actor at a time.
+
+    Args:
+        bind: "tcp://HOST:PORT" to listen at; port 0 takes a free one. None is for this host alone.
+        keys: directory of CURVE keys, as ``aiorl keys DIR`` makes them. Without keys, only
+            processes of the same user on this host can join.
+        insecure: True to let everyone who can reach ``bind`` join if there are no keys.
+        in_flight: calls that an actor gets before it has answered; further ones wait in the hub.
+        silence_s: silence after which an actor on another host counts as lost, seconds.
+    """
+
+    def __init__(
+        self,
+        bind: str | None = None,
+        keys: Path | str | None = None,
+        *,
+        insecure: bool = False,
+        in_flight: int = 64,
+        silence_s: float = 10.0,
+    ) -> None:
+        self._session = HubSession(
+            secrets.token_hex(8), HubSettings(in_flight=in_flight, silence_s=silence_s)
+        )
+        self._calls = Calls(self._session, self._flush)
+        self._is_open_to_others = bind is not None
+        self._endpoint = ZmqLearnerEndpoint(
+            bind or _LOCAL,
+            keys=None if keys is None else load_learner_keys(keys),
+            insecure=insecure,
+        )
+        self._tasks = Tasks(self._failed)
+        self._actors: dict[str, _Started] = {}
+        self._failure: BaseException | None = None
+        self._places_changed = asyncio.Event()
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        """Begin to listen.
+
+        Raises:
+            ConfigError: it cannot listen at ``bind``.
+            SecurityError: the keys can't be used.
+        """
+        self._endpoint.on_message = self._on_message
+        self._endpoint.on_event = self._on_event
+        self._endpoint.is_registered = self._session.knows
+        self._endpoint.start()
+        self._is_open = True
+        self._tasks.start(self._tick(), "actors")
+        if self._is_open_to_others:
+            logger.info("processes join with: aiorl worker --connect %s", self.address)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End all actors and their processes."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End all actors and their processes; calls that have not ended raise ActorLost."""
+        if not self._is_open:
+            return
+        self._session.shutdown("the program has ended its actors")
+        self._flush()
+        self._is_open = False
+        try:
+            await self._tasks.close()
+            await _end_children([s.children for s in self._actors.values() if s.children])
+        finally:
+            self._calls.close("the program has ended its actors")
+            await self._endpoint.close()
+
+    @property
+    def address(self) -> str:
+        """Address at which processes of other hosts join."""
+        return self._endpoint.address
+
+    # Actors
+    # ----------------------------------------------------------------------------------------------
+
+    @overload
+    async def start(
+        self,
+        cls: type[Any],
+        *args: Any,
+        count: None = None,
+        restarts: int = 0,
+        on: str | None = None,
+        **kwargs: Any,
+    ) -> ActorHandle: ...
+
+    @overload
+    async def start(
+        self,
+        cls: type[Any],
+        *args: Any,
+        count: int,
+        restarts: int = 0,
+        on: str | None = None,
+        **kwargs: Any,
+    ) -> list[ActorHandle]: ...
+
+    async def start(
+        self,
+        cls: type[Any],
+        *args: Any,
+        count: int | None = None,
+        restarts: int = 0,
+        on: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Start an actor, or several, and wait until it answers calls.
+
+        Args:
+            cls: class of its object; other processes must be able to import it.
+            *args: positional arguments of the class.
+            count: number of actors with these arguments; None starts one.
+            restarts: how often an actor is started again, with the same arguments, after it was
+                lost.
+            on: "here" for a process of this host, "joined" for one that has joined; None takes a
+                joined one if one is free, and otherwise this host.
+            **kwargs: keyword arguments of the class.
+
+        Returns:
+            The handle of the actor; with ``count``, a list of handles.
+
+        Raises:
+            ConfigError: ``cls`` can't be imported by other processes, or ``on`` means nothing.
+            UnsendableError: an argument can't be sent.
+            RemoteError: the class raised an exception.
+            ActorLost: the process ended before the object was made.
+        """
+        path = self._checked_path(cls, on)
+        packed = packed_arguments(args, kwargs)
+        started = [
+            self._add(path, packed, restarts=restarts, on=on)
+            for _ in range(1 if count is None else count)
+        ]
+        try:
+            await asyncio.gather(*(one.is_ready for one in started))
+        except BaseException:
+            await self.stop(*(one.handle for one in started))
+            raise
+        handles = [one.handle for one in started]
+        return handles[0] if count is None else handles
+
+    async def stop(self, *handles: ActorHandle) -> None:
+        """End actors and their processes; calls that have not ended raise ActorLost."""
+        ended = []
+        for handle in handles:
+            name = handle.__actor__.name
+            self._session.end(name, "it was stopped")
+            started = self._actors.pop(name, None)
+            if started is not None and started.children is not None:
+                ended.append(started.children)
+        self._flush()
+        await _end_children(ended)
+
+    def num_restarts(self, handle: ActorHandle) -> int:
+        """Return how often an actor has been started again."""
+        return self._session.num_restarts(handle.__actor__.name)
+
+    def host_of(self, handle: ActorHandle) -> str:
+        """Return the name of an actor's host, "" while it has no process."""
+        return self._session.host_of(handle.__actor__.name)
+
+    @property
+    def num_free(self) -> int:
+        """Processes that have joined and run no actor."""
+        return len(self._session.free_places)
+
+    async def wait_for_processes(self, count: int) -> None:
+        """Wait until ``count`` processes have joined that run no actor."""
+        while self.num_free < count:
+            self._places_changed.clear()
+            await self._places_changed.wait()
+
+    # Calls of several actors
+    # ----------------------------------------------------------------------------------------------
+
+    async def broadcast(
+        self, handles: Iterable[ActorHandle], method: str, *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method of several actors with the same arguments, which are sent once.
+
+        Returns:
+            The results, in the order of the actors.
+
+        Raises:
+            RemoteError: the method of an actor raised an exception.
+            ActorLost: an actor ended before it answered.
+        """
+        number = self._session.share(packed_arguments(args, kwargs))
+        shared = {"payload": number}
+        try:
+            return await asyncio.gather(*(handle.__begin__(method, shared) for handle in handles))
+        finally:
+            self._session.release(number)
+
+    async def as_ready(
+        self,
+        handles: Iterable[ActorHandle],
+        method: str,
+        *args: Any,
+        in_flight: int = 1,
+        **kwargs: Any,
+    ) -> AsyncIterator[tuple[ActorHandle, Any]]:
+        """Call a method of several actors again and again; yield each result as it arrives.
+
+        An actor gets its next call as soon as one of its results has arrived, so that it has work
+        while the caller handles the result. Actors that are lost drop out; the iteration ends when
+        none is left.
+
+        Args:
+            handles: the actors.
+            method: name of the method.
+            *args: positional arguments of each call.
+            in_flight: calls of one actor at a time.
+            **kwargs: keyword arguments of each call.
+
+        Yields:
+            The actor and its result.
+
+        Raises:
+            RemoteError: the method of an actor raised an exception.
+        """
+        packed = packed_arguments(args, kwargs)
+        ready: asyncio.Queue[tuple[ActorHandle, RemoteCall]] = asyncio.Queue()
+        pending: set[RemoteCall] = set()
+
+        def call(handle: ActorHandle) -> None:
+            begun = handle.__begin__(method, packed)
+            pending.add(begun)
+            begun.add_done_callback(lambda done: ready.put_nowait((handle, begun)))
+
+        try:
+            for handle in handles:
+                for _ in range(in_flight):
+                    call(handle)
+            while pending:
+                handle, ended = await ready.get()
+                pending.discard(ended)
+                try:
+                    result = ended.result()
+                except ActorLost as error:
+                    if error.is_restarting:
+                        call(handle)
+                    else:
+                        logger.warning("%s", error)
+                    continue
+                call(handle)
+                yield handle, result
+        finally:
+            for begun in pending:
+                begun.cancel()
+
+    # Inside: starting
+    # ----------------------------------------------------------------------------------------------
+
+    def _checked_path(self, cls: type[Any], on: str | None) -> str:
+        if not self._is_open:
+            raise ActorError("actors can be started within `async with Actors(...)` only")
+        path = import_path_of(cls)
+        if path is None:
+            raise ConfigError(
+                f"{cls!r} can't be imported by other processes.",
+                hint="Define it by class at the top level of a module, or of the script that you run.",
+            )
+        if on not in (None, "here", "joined"):
+            raise ConfigError(
+                f"on is {on!r}, expected 'here', 'joined' or None.", key="on", value=on
+            )
+        if on == "joined" and not self._is_open_to_others:
+            raise ConfigError(
+                "no process can join: the hub listens for this host alone.",
+                key="on",
+                value=on,
+                hint="Set bind: Actors(bind='tcp://0.0.0.0:5557', keys='keys').",
+            )
+        return path
+
+    def _add(
+        self, path: str, args: Mapping[str, Any], *, restarts: int, on: str | None
+    ) -> _Started:
+        name = f"{path.rpartition(':')[2].rpartition('.')[2]}-{secrets.token_hex(4)}"
+        is_here = on == "here" or (on is None and not self._free_joined())
+        worker_id = secrets.token_hex(8) if is_here else ""
+        spec = ActorSpec(name, path, args, restarts=restarts, place=worker_id)
+        started = _Started(
+            handle=self._calls.make_handle(name, path),
+            children=self._child_for(spec) if is_here else None,
+            is_ready=asyncio.get_running_loop().create_future(),
+        )
+        self._actors[name] = started
+        self._session.add(spec)
+        if started.children is not None:
+            started.children.start()
+        self._flush()
+        return started
+
+    def _free_joined(self) -> bool:
+        return bool(self._session.free_places)
+
+    def _child_for(self, spec: ActorSpec) -> Children:
+        command = [*child_python("aiorl.actors.process"), self._endpoint.local_address, spec.place]
+
+        def on_event(event: ChildEvent) -> None:
+            match event:
+                case ChildRestarting(_, status):
+                    reason = f"its process ended with {status_text(status)}"
+                    self._session.lose_place(spec.place, reason)
+                case ChildGaveUp(_, status):
+                    reason = f"its process ended with {status_text(status)}"
+                    self._session.lose_place(spec.place, reason)
+                    self._session.end(spec.name, reason)
+            self._flush()
+
+        return Children(
+            lambda slot: command,
+            [_SLOT],
+            max_restarts=spec.restarts,
+            on_event=on_event,
+            environment={**python_path(), "AIORL_RELAY": ""},
+        )
+
+    # Inside: messages
+    # ----------------------------------------------------------------------------------------------
+
+    def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
+        now = time.monotonic()
+        session = self._session
+        try:
+            if session.knows(peer):
+                session.receive(peer, decode(frames, LIMITS), now)
+            else:
+                hello = decode_hello(frames)
+                if hello is not None:
+                    session.receive(peer, hello, now)
+        except RemoteProtocolError as error:
+            session.bad_frames(peer, error)
+        self._flush()
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind not in (EventKind.DISCONNECTED, EventKind.SILENT):
+            return
+        self._look_at_children()  # an ended process says more than its connection
+        if self._session.knows(event.peer):
+            asyncio.get_running_loop().call_later(
+                _LOOK_AGAIN_S, self._peer_gone, event.peer, event.reason
+            )
+
+    def _peer_gone(self, peer: bytes, reason: str) -> None:
+        self._look_at_children()
+        self._session.peer_gone(peer, reason)
+        self._flush()
+
+    async def _tick(self) -> None:
+        while True:
+            self._session.tick(time.monotonic())
+            self._flush()
+            self._look_at_children()
+            await asyncio.sleep(_TICK_S)
+
+    def _look_at_children(self) -> None:
+        for started in list(self._actors.values()):
+            if started.children is not None:
+                started.children.look()
+
+    def _flush(self) -> None:
+        """Handle the session's events, then send its messages."""
+        for event in self._session.events():
+            self._handle(event)
+        if not self._is_open:
+            return
+        for peer, message in self._session.messages_to_send():
+            self._send(peer, message)
+        for peer, reason in self._session.peers_to_drop():
+            self._endpoint.drop(peer, reason)
+
+    def _send(self, peer: bytes | None, message: DownMessage) -> None:
+        is_far = peer is None or bool(self._endpoint.host_of(peer))
+        try:
+            frames: Sequence[Buffer] = encode(message, compress=is_far, limits=LIMITS)
+        except LocalProtocolError as error:
+            self._not_sent(message, UnsendableError(str(error)))
+            return
+        if peer is None:
+            self._endpoint.broadcast(frames)
+        else:
+            self._endpoint.send(peer, frames)
+
+    def _not_sent(self, message: DownMessage, error: UnsendableError) -> None:
+        if not isinstance(message, Call | Payload):
+            raise error
+        logger.error("a call can't be sent: %s", error)
+
+    def _handle(self, event: ev.HubEvent) -> None:
+        match event:
+            case ev.CallEnded(call_id, ok, result):
+                self._calls.ended(call_id, ok=ok, result=result)
+            case ev.ItemArrived(call_id, value):
+                self._calls.item(call_id, value)
+            case ev.CallLost(call_id, name, reason, is_restarting):
+                self._calls.lost(call_id, ActorLost(name, reason, is_restarting=is_restarting))
+            case ev.PlaceJoined() | ev.PlaceGone():
+                self._places_changed.set()
+            case ev.ActorStarted(name):
+                started = self._actors.get(name)
+                if started is not None and not started.is_ready.done():
+                    started.is_ready.set_result(None)
+            case ev.ActorEnded():
+                self._ended(event)
+
+    def _ended(self, event: ev.ActorEnded) -> None:
+        started = self._actors.get(event.name)
+        if started is None:
+            return
+        if event.is_restarting:
+            logger.warning("the actor %s starts again: %s", event.name, event.reason)
+            if started.children is not None:
+                started.children.kill(_SLOT)  # it may be stopped or stuck
+            return
+        if started.children is not None:
+            started.children.stop(signal.SIGTERM)
+        if not started.is_ready.done():
+            started.is_ready.set_exception(_start_error(event, started.handle))
+
+    def _failed(self, error: BaseException) -> None:
+        self._failure = error
+        self._session.shutdown(f"the hub failed: {error!r:.200}")
+        self._flush()
+
+
+def _start_error(event: ev.ActorEnded, handle: ActorHandle) -> ActorError:
+    """Return the error of an actor that did not start."""
+    if event.failure is None:
+        return ActorLost(event.name, event.reason)
+    return error_of(handle.__actor__.path.rpartition(":")[2], event.failure)
+
+
+async def _end_children(all_children: list[Children]) -> None:
+    """End processes: those that do not end by themselves get a signal, and are then killed."""
+    for children in all_children:
+        children.stop()
+    for wait_s, number in ((_END_S, signal.SIGTERM), (_KILLED_S, signal.SIGKILL), (5.0, None)):
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            for children in all_children:
+                children.look()
+            if all(children.is_over for children in all_children):
+                return
+            await asyncio.sleep(0.01)
+        for children in all_children:
+            children.stop(number)

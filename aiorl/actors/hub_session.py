@@ -1,0 +1,720 @@
+"""The hub's side of calls: actors, the processes that run them, and calls in flight.
+
+No socket, no clock, no process: ``now`` is any monotonic time in seconds. The shell (`Actors`)
+calls ``receive``, ``peer_gone`` and, a few times a second, ``tick``; after each batch of messages
+it drains ``messages_to_send()`` and ``events()``.
+
+A process that says Hello is a *place*, for one actor in its life. An actor is lost when its
+connection ends, when it is silent for too long, or when it breaks the protocol; its pending calls
+then end with the reason. Each call ends exactly once, and the calls of other actors continue.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from aiorl.errors import LocalProtocolError, RemoteProtocolError
+from aiorl.net.wire import messages as m
+from aiorl.text import one_line
+
+INIT: Final = "__init__"
+"""Method of the call that makes the actor's object."""
+MAX_CREDIT: Final = 1 << 16
+"""Most items of one stream that may be under way."""
+
+_MAX_OUTSTANDING = 1024
+"""Unanswered calls of one actor to others; an actor that exceeds them breaks the protocol."""
+_MAX_NEEDLESS = 256
+"""Needless messages, such as replies to calls that have ended, before an actor is cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """Times and bounds.
+
+    Attributes:
+        heartbeat_s: time between two heartbeats of each side, seconds.
+        silence_s: silence after which a process counts as lost, seconds.
+        busy_silence_s: the same while the process makes its object, which can block it.
+        in_flight: calls that an actor gets before it has answered; further ones wait here.
+        max_bytes: bytes of the arguments of these calls; one call of any size is let through.
+        max_places: processes at a time.
+    """
+
+    heartbeat_s: float = 1.0
+    silence_s: float = 10.0
+    busy_silence_s: float = 120.0
+    in_flight: int = 64
+    max_bytes: int = 64 << 20
+    max_places: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """Class and arguments of an actor, and its place.
+
+    Attributes:
+        name: its name, unique in the hub.
+        path: import path of its class.
+        args: packed arguments of its constructor.
+        restarts: how often it is started again after it was lost.
+        place: worker id of the process that is to run it; "" for any joined process.
+    """
+
+    name: str
+    path: str
+    args: Mapping[str, m.Plain]
+    restarts: int = 0
+    place: str = ""
+
+
+class ActorState(enum.StrEnum):
+    """States of an actor."""
+
+    WAITING = "waiting for a process"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+# Events
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceJoined:
+    """A process offers to run an actor."""
+
+    worker_id: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceGone:
+    """A process has ended, or its connection has."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStarted:
+    """An actor's object is made; it answers calls."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorEnded:
+    """An actor has ended.
+
+    Attributes:
+        name: its name.
+        reason: why, one plain sentence.
+        is_restarting: True if it starts again.
+        failure: result of the reply if its object could not be made, else None.
+    """
+
+    name: str
+    reason: str
+    is_restarting: bool
+    failure: m.Value = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallEnded:
+    """A call of the hub has ended with a reply; see `Reply`."""
+
+    call_id: int
+    ok: bool
+    result: m.Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallLost:
+    """A call of the hub has ended because its actor did."""
+
+    call_id: int
+    name: str
+    reason: str
+    is_restarting: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemArrived:
+    """The next item of a stream that the hub has asked for."""
+
+    call_id: int
+    value: m.Value
+
+
+HubEvent: TypeAlias = (
+    PlaceJoined | PlaceGone | ActorStarted | ActorEnded | CallEnded | CallLost | ItemArrived
+)
+
+
+# State
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Place:
+    """A process that runs an actor, or can run one."""
+
+    peer: bytes
+    worker_id: str
+    host: str
+    last_heard: float
+    actor: _Actor | None = None
+    outstanding: dict[int, int] = field(default_factory=dict)  # its call id -> ours
+    needless: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call that has not ended.
+
+    Attributes:
+        message: the call as its actor gets it.
+        caller: process that called, with its own number of the call; None for the hub.
+        credit: items of its stream that the actor may still send.
+        num_bytes: size of its arguments.
+        is_sent: True once it has left for the actor.
+    """
+
+    message: m.Call
+    caller: tuple[_Place, int] | None
+    credit: int
+    num_bytes: int
+    is_sent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Actor:
+    """An actor and its calls.
+
+    Attributes:
+        spec: what it is made of.
+        restarts_left: restarts that remain.
+        state: its state.
+        place: the process that runs it.
+        calls: our number of a call -> the call, sent or not.
+        waiting: numbers of calls that have not been sent, in order.
+        num_sent: calls that were sent and have not been answered.
+        bytes_sent: bytes of their arguments.
+        num_restarts: restarts so far.
+    """
+
+    spec: ActorSpec
+    restarts_left: int
+    state: ActorState = ActorState.WAITING
+    place: _Place | None = None
+    calls: dict[int, _Call] = field(default_factory=dict)
+    waiting: deque[int] = field(default_factory=deque)
+    num_sent: int = 0
+    bytes_sent: int = 0
+    num_restarts: int = 0
+
+
+class HubSession:
+    """Calls of a hub to its actors, and between actors.
+
+    Args:
+        hub_id: random name of this hub's life.
+        settings: times and bounds.
+    """
+
+    def __init__(self, hub_id: str, settings: HubSettings | None = None) -> None:
+        self.hub_id = hub_id
+        self.settings = settings or HubSettings()
+        self._places: dict[bytes, _Place] = {}
+        self._actors: dict[str, _Actor] = {}
+        self._waiting: dict[str, _Actor] = {}
+        self._actor_of_call: dict[int, _Actor] = {}
+        self._payloads: dict[int, m.Payload] = {}
+        self._next_call = 1
+        self._out: list[tuple[bytes | None, m.DownMessage]] = []
+        self._dropped: list[tuple[bytes, str]] = []
+        self._events: list[HubEvent] = []
+        self._goodbye: m.Bye | None = None
+        self._last_beat = float("-inf")
+
+    # Commands
+    # ----------------------------------------------------------------------------------------------
+
+    def add(self, spec: ActorSpec) -> None:
+        """Add an actor, which starts as soon as there is a process for it.
+
+        Raises:
+            LocalProtocolError: its name is in use.
+        """
+        if spec.name in self._actors:
+            raise LocalProtocolError(f"there is an actor {spec.name!r} already")
+        actor = _Actor(spec, spec.restarts)
+        self._actors[spec.name] = actor
+        self._waiting[spec.name] = actor
+        self._fill_places()
+
+    def call(self, name: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
+        """Call a method of an actor; return the number of the call, which ends with CallEnded or
+        CallLost.
+
+        Args:
+            name: name of the actor.
+            method: name of the method.
+            args: packed arguments.
+            credit: items of a stream that may be sent before more `give_credit`.
+        """
+        return self._open(name, m.Call(0, method, args, credit=credit), caller=None)
+
+    def share(self, value: m.Value) -> int:
+        """Broadcast arguments for calls to several actors; return their number, the ``payload`` of
+        the calls' ``args``.
+
+        They are kept for actors that miss them, until `release`.
+        """
+        number = self._next_call
+        self._next_call += 1
+        payload = self._payloads[number] = m.Payload(number, value)
+        self._out.append((None, payload))
+        return number
+
+    def release(self, number: int) -> None:
+        """Forget shared arguments, because all calls with them have ended."""
+        self._payloads.pop(number, None)
+
+    def give_credit(self, call_id: int, items: int) -> None:
+        """Allow more items of a stream."""
+        actor = self._actor_of_call.get(call_id)
+        if actor is not None:
+            call = actor.calls[call_id]
+            call.credit += items
+            self._send_to(actor, m.Credit(call_id, items))
+
+    def cancel(self, call_id: int) -> None:
+        """Cancel a call: its method, if it is asynchronous and runs, or the call, if it waits.
+
+        It still ends by an event.
+        """
+        actor = self._actor_of_call.get(call_id)
+        if actor is None:
+            return
+        if actor.calls[call_id].is_sent:
+            self._send_to(actor, m.Cancel(call_id))
+        else:
+            actor.waiting.remove(call_id)
+            self._end_call(actor, call_id, ok=False, result={"kind": "CancelledError"})
+
+    def end(self, name: str, reason: str) -> None:
+        """End an actor and its process for good; its pending calls are lost."""
+        actor = self._actors.get(name)
+        if actor is not None:
+            actor.restarts_left = 0
+            self._lose(actor, reason)
+
+    def lose_place(self, worker_id: str, reason: str) -> None:
+        """Count a process as gone that is known to have ended."""
+        for place in list(self._places.values()):
+            if place.worker_id == worker_id:
+                self._forget(place, reason)
+
+    def shutdown(self, reason: str) -> None:
+        """End all actors and say goodbye to all processes, and to those that come later."""
+        self._goodbye = m.Bye(reason, final=True)
+        for name in list(self._actors):
+            self.end(name, reason)
+        for peer in self._places:
+            self._out.append((peer, self._goodbye))
+
+    # Queries
+    # ----------------------------------------------------------------------------------------------
+
+    def state_of(self, name: str) -> ActorState:
+        """Return the state of an actor; an unknown one has ended."""
+        actor = self._actors.get(name)
+        return ActorState.ENDED if actor is None else actor.state
+
+    def num_restarts(self, name: str) -> int:
+        """Return how often an actor has been started again."""
+        actor = self._actors.get(name)
+        return 0 if actor is None else actor.num_restarts
+
+    def host_of(self, name: str) -> str:
+        """Return the host of an actor, "" while it has none."""
+        actor = self._actors.get(name)
+        return "" if actor is None or actor.place is None else actor.place.host
+
+    @property
+    def free_places(self) -> list[str]:
+        """Worker ids of the processes that run no actor."""
+        return [place.worker_id for place in self._places.values() if place.actor is None]
+
+    def knows(self, peer: bytes) -> bool:
+        """Return whether a registered process uses this peer; for other peers, decode only a
+        Hello.
+        """
+        return peer in self._places
+
+    def messages_to_send(self) -> list[tuple[bytes | None, m.DownMessage]]:
+        """Return (peer, message) in order, and clear the list; None is everyone."""
+        out = self._out
+        self._out = []
+        return out
+
+    def peers_to_drop(self) -> list[tuple[bytes, str]]:
+        """Return (peer, reason) of connections to cut off, and clear the list."""
+        dropped = self._dropped
+        self._dropped = []
+        return dropped
+
+    def events(self) -> list[HubEvent]:
+        """Return the events so far, in order, and clear the list."""
+        events = self._events
+        self._events = []
+        return events
+
+    # Inputs
+    # ----------------------------------------------------------------------------------------------
+
+    def receive(self, peer: bytes, message: m.Message, now: float) -> None:
+        """Process a message from a peer."""
+        place = self._places.get(peer)
+        if isinstance(message, m.Hello):
+            self._hello(peer, message, now)
+            return
+        if place is None:
+            self._refuse(peer, "say Hello first", m.RefusalCode.HELLO_FIRST, retry=True)
+            return
+        place.last_heard = now
+        match message:
+            case m.Reply(call_id, ok, result):
+                self._reply(place, call_id, ok=ok, result=result)
+            case m.Item(call_id, value):
+                self._item(place, call_id, value)
+            case m.Call():
+                self._forward(place, message)
+            case m.Credit(call_id, items):
+                ours = place.outstanding.get(call_id)
+                if ours is not None:
+                    self.give_credit(ours, min(items, MAX_CREDIT))
+            case m.Cancel(call_id):
+                ours = place.outstanding.get(call_id)
+                if ours is not None:
+                    self.cancel(ours)
+            case m.PayloadRequest(number):
+                payload = self._payloads.get(number)
+                if payload is not None:
+                    self._out.append((peer, payload))
+            case m.Beat():
+                pass
+            case m.Leaving(reason):
+                self._forget(place, one_line(reason, 300))
+            case _:
+                self._violated(place, f"sent a {type(message).__name__}")
+
+    def bad_frames(self, peer: bytes, error: RemoteProtocolError) -> None:
+        """Cut off a peer whose message can't be read."""
+        place = self._places.get(peer)
+        if place is None:
+            self._refuse(peer, str(error), m.RefusalCode.VIOLATION, retry=False)
+        else:
+            self._violated(place, str(error))
+
+    def peer_gone(self, peer: bytes, reason: str) -> None:
+        """Take note that a connection has ended."""
+        place = self._places.get(peer)
+        if place is not None:
+            self._forget(place, reason or "its connection has ended")
+
+    def tick(self, now: float) -> None:
+        """Send heartbeats, and give up processes that are silent."""
+        settings = self.settings
+        if now - self._last_beat >= settings.heartbeat_s:
+            self._last_beat = now
+            if self._places:
+                self._out.append((None, m.LearnerBeat(self.hub_id, -1)))
+                # the broadcast alone keeps only one of the two channels alive
+                self._out += [(peer, m.LearnerBeat(self.hub_id, -1)) for peer in self._places]
+        for place in list(self._places.values()):
+            actor = place.actor
+            is_starting = actor is not None and actor.state is ActorState.STARTING
+            limit_s = settings.busy_silence_s if is_starting else settings.silence_s
+            silent_s = now - place.last_heard
+            if silent_s > limit_s:
+                self._dropped.append((place.peer, "silent for too long"))
+                self._forget(place, f"it was silent for {silent_s:.0f} s")
+
+    # Inside: places
+    # ----------------------------------------------------------------------------------------------
+
+    def _hello(self, peer: bytes, hello: m.Hello, now: float) -> None:
+        if self._goodbye is not None:
+            self._out.append((peer, self._goodbye))
+            return
+        if peer in self._places:
+            return
+        if hello.protocol != m.PROTOCOL_VERSION:
+            reason = (
+                f"it speaks protocol version {hello.protocol}, the hub {m.PROTOCOL_VERSION}; install"
+                " the same aiorl version on both sides"
+            )
+            self._refuse(peer, reason, m.RefusalCode.VERSION, retry=False)
+            return
+        if hello.run_id != m.RUN_OF_ACTORS:
+            self._refuse(peer, "this is a hub of actors", m.RefusalCode.ACTORS, retry=True)
+            return
+        if len(self._places) >= self.settings.max_places:
+            self._refuse(
+                peer, "there is no room for more processes", m.RefusalCode.FULL, retry=True
+            )
+            return
+        self.lose_place(hello.worker_id, "it connected again")
+        place = _Place(peer, hello.worker_id, hello.host, now)
+        self._places[peer] = place
+        self._out.append((peer, m.LearnerBeat(self.hub_id, -1)))
+        self._events.append(PlaceJoined(hello.worker_id, hello.host, hello.pid))
+        self._fill_places()
+
+    def _refuse(self, peer: bytes, reason: str, code: str, *, retry: bool) -> None:
+        self._out.append((peer, m.Refused(reason, retry, code)))
+        if not retry:
+            self._dropped.append((peer, reason))
+
+    def _violated(self, place: _Place, what: str) -> None:
+        reason = f"it broke the protocol: {what}"
+        self._out.append((place.peer, m.Refused(reason, False, m.RefusalCode.VIOLATION)))
+        self._dropped.append((place.peer, reason))
+        self._forget(place, reason)
+
+    def _needless(self, place: _Place, what: str) -> None:
+        place.needless += 1
+        if place.needless > _MAX_NEEDLESS:
+            self._violated(place, f"too many {what}")
+
+    def _forget(self, place: _Place, reason: str) -> None:
+        """Remove a process, and lose its actor."""
+        if self._places.pop(place.peer, None) is None:
+            return
+        self._events.append(PlaceGone(place.worker_id, reason))
+        for ours in list(place.outstanding.values()):  # no one waits for these any more
+            self.cancel(ours)
+        place.outstanding.clear()
+        if place.actor is not None:
+            self._lose(place.actor, reason)
+
+    def _fill_places(self) -> None:
+        """Start actors that wait, each in a process that is free."""
+        for actor in list(self._waiting.values()):
+            place = self._place_for(actor.spec)
+            if place is not None:
+                self._begin(actor, place)
+
+    def _place_for(self, spec: ActorSpec) -> _Place | None:
+        free = (place for place in self._places.values() if place.actor is None)
+        if spec.place:
+            return next((place for place in free if place.worker_id == spec.place), None)
+        reserved = {actor.spec.place for actor in self._waiting.values()}
+        return next((place for place in free if place.worker_id not in reserved), None)
+
+    def _begin(self, actor: _Actor, place: _Place) -> None:
+        del self._waiting[actor.spec.name]
+        actor.state = ActorState.STARTING
+        actor.place = place
+        place.actor = actor
+        spec = actor.spec
+        args: dict[str, m.Plain] = {"path": spec.path, "name": spec.name, "args": spec.args}
+        self._out.append((place.peer, m.Call(0, INIT, args)))
+
+    # Inside: actors and calls
+    # ----------------------------------------------------------------------------------------------
+
+    def _lose(self, actor: _Actor, reason: str, failure: m.Value = None) -> None:
+        """End an actor's process and its calls; start it again if restarts are left."""
+        place = actor.place
+        is_restarting = actor.restarts_left > 0 and self._goodbye is None
+        actor.place = None
+        actor.num_sent = 0
+        actor.bytes_sent = 0
+        if place is not None:
+            place.actor = None
+            if place.peer in self._places:
+                self._out.append((place.peer, m.Bye(reason, final=self._goodbye is not None)))
+                del self._places[place.peer]
+                self._events.append(PlaceGone(place.worker_id, reason))
+        for call_id, call in list(actor.calls.items()):
+            if call.is_sent or not is_restarting:
+                self._lose_call(actor, call_id, reason, is_restarting=is_restarting)
+        self._events.append(ActorEnded(actor.spec.name, reason, is_restarting, failure))
+        if is_restarting:
+            actor.restarts_left -= 1
+            actor.num_restarts += 1
+            actor.state = ActorState.WAITING
+            self._waiting[actor.spec.name] = actor
+            self._fill_places()
+        else:
+            actor.state = ActorState.ENDED
+            del self._actors[actor.spec.name]
+            self._waiting.pop(actor.spec.name, None)
+
+    def _open(self, name: str, message: m.Call, *, caller: tuple[_Place, int] | None) -> int:
+        call_id = self._next_call
+        self._next_call += 1
+        message = m.Call(
+            call_id, message.method, message.args, actor=message.actor, credit=message.credit
+        )
+        size = num_bytes(message.args)
+        call = _Call(message, caller, credit=message.credit, num_bytes=size)
+        actor = self._actors.get(name)
+        if actor is None:
+            self._report_lost(call, name, "it has ended", is_restarting=False)
+            return call_id
+        actor.calls[call_id] = call
+        self._actor_of_call[call_id] = actor
+        is_running = actor.state is ActorState.RUNNING
+        if caller is not None and is_running and self._has_room(actor, call):
+            self._send_call(actor, call)
+        else:
+            actor.waiting.append(call_id)
+            self._send_waiting(actor)
+        return call_id
+
+    def _send_waiting(self, actor: _Actor) -> None:
+        if actor.state is not ActorState.RUNNING:
+            return
+        while actor.waiting:
+            call = actor.calls[actor.waiting[0]]
+            if not self._has_room(actor, call):
+                return
+            actor.waiting.popleft()
+            self._send_call(actor, call)
+
+    def _has_room(self, actor: _Actor, call: _Call) -> bool:
+        settings = self.settings
+        if not actor.num_sent:
+            return True
+        if actor.bytes_sent + call.num_bytes > settings.max_bytes:
+            return False
+        # Calls of actors are bounded for each caller. Here they are not: actors that wait for each
+        # other would wait forever.
+        return call.caller is not None or actor.num_sent < settings.in_flight
+
+    def _send_call(self, actor: _Actor, call: _Call) -> None:
+        call.is_sent = True
+        actor.num_sent += 1
+        actor.bytes_sent += call.num_bytes
+        self._send_to(actor, call.message)
+
+    def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
+        if actor.place is not None:
+            self._out.append((actor.place.peer, message))
+
+    def _reply(self, place: _Place, call_id: int, *, ok: bool, result: m.Value) -> None:
+        actor = place.actor
+        if actor is None:
+            self._needless(place, "replies without a call")
+        elif call_id == 0 and actor.state is ActorState.STARTING:
+            self._began(actor, ok=ok, result=result)
+        elif call_id in actor.calls and actor.calls[call_id].is_sent:
+            actor.num_sent -= 1
+            actor.bytes_sent -= actor.calls[call_id].num_bytes
+            self._end_call(actor, call_id, ok=ok, result=result)
+            self._send_waiting(actor)
+        else:
+            self._needless(place, "replies without a call")
+
+    def _began(self, actor: _Actor, *, ok: bool, result: m.Value) -> None:
+        if ok:
+            actor.state = ActorState.RUNNING
+            self._events.append(ActorStarted(actor.spec.name))
+            self._send_waiting(actor)
+            return
+        actor.restarts_left = 0  # the same arguments would fail again
+        self._lose(actor, _described(result), failure=result)
+
+    def _item(self, place: _Place, call_id: int, value: m.Value) -> None:
+        actor = place.actor
+        call = None if actor is None else actor.calls.get(call_id)
+        if call is None or not call.is_sent:
+            self._needless(place, "items without a stream")
+            return
+        if call.credit <= 0:
+            self._violated(place, "more items of a stream than it had credit for")
+            return
+        call.credit -= 1
+        if call.caller is None:
+            self._events.append(ItemArrived(call_id, value))
+        else:
+            caller, theirs = call.caller
+            self._out.append((caller.peer, m.Item(theirs, value)))
+
+    def _forward(self, place: _Place, message: m.Call) -> None:
+        """Pass the call of one actor on to another."""
+        if place.actor is None or message.call_id in place.outstanding:
+            self._violated(place, "called without a free number")
+            return
+        if len(place.outstanding) >= _MAX_OUTSTANDING:
+            self._violated(place, f"called others with {_MAX_OUTSTANDING} calls unanswered")
+            return
+        credit = min(message.credit, MAX_CREDIT)
+        call = m.Call(0, message.method, message.args, actor=place.actor.spec.name, credit=credit)
+        place.outstanding[message.call_id] = 0
+        call_id = self._open(message.actor, call, caller=(place, message.call_id))
+        if call_id in self._actor_of_call:  # not if it has ended already
+            place.outstanding[message.call_id] = call_id
+
+    def _end_call(self, actor: _Actor, call_id: int, *, ok: bool, result: m.Value) -> None:
+        call = actor.calls.pop(call_id)
+        del self._actor_of_call[call_id]
+        if call.caller is None:
+            self._events.append(CallEnded(call_id, ok, result))
+            return
+        place, theirs = call.caller
+        place.outstanding.pop(theirs, None)
+        if place.peer in self._places:
+            self._out.append((place.peer, m.Reply(theirs, ok, result)))
+
+    def _lose_call(self, actor: _Actor, call_id: int, reason: str, *, is_restarting: bool) -> None:
+        call = actor.calls.pop(call_id)
+        del self._actor_of_call[call_id]
+        if not call.is_sent:
+            actor.waiting.remove(call_id)
+        self._report_lost(call, actor.spec.name, reason, is_restarting=is_restarting)
+
+    def _report_lost(self, call: _Call, name: str, reason: str, *, is_restarting: bool) -> None:
+        if call.caller is None:
+            self._events.append(
+                CallLost(call.message.call_id, name, reason, is_restarting=is_restarting)
+            )
+            return
+        place, theirs = call.caller
+        place.outstanding.pop(theirs, None)
+        if place.peer in self._places:
+            lost: m.Value = {"lost": name, "message": reason, "is_restarting": is_restarting}
+            self._out.append((place.peer, m.Reply(theirs, False, lost)))
+
+
+def num_bytes(value: Any) -> int:
+    """Return the size of the arrays, texts and bytes in a packed value."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, list):
+        return sum(map(num_bytes, value))
+    return 8
+
+
+def _described(result: Any) -> str:
+    """Return the failure in a reply as one line."""
+    if isinstance(result, Mapping):
+        return one_line(f"{result.get('kind')}: {result.get('message')}", 1000)
+    return one_line(str(result), 1000)

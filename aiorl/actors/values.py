@@ -1,0 +1,308 @@
+"""Values of calls: what messages can carry, and the marks by which other kinds of data travel.
+
+Numbers, texts, bytes, arrays of numbers, lists and dicts with texts as keys are sent as they are.
+Anything else is a dict with one key that begins with ``$``: its kind. Classes and functions are
+named, never shipped. Nothing here runs code of the sender.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, cast
+
+import numpy as np
+
+from aiorl.config.code import import_object, import_path_of
+from aiorl.data.columns import Array
+from aiorl.data.fragment import Fragment
+from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.errors import AiorlError, RemoteProtocolError, UnsendableError
+from aiorl.net.wire.format import DTYPES, Limits
+from aiorl.net.wire.messages import Value
+
+LIMITS: Final = Limits(max_map=1 << 16, max_depth=64)
+"""Limits of the messages between actors and their hub."""
+
+MakeHandle: TypeAlias = Callable[[str, str], Any]
+"""(name of an actor, import path of its class) -> its handle."""
+
+_BULK_BYTES = 1 << 12
+"""Longer texts and bytes are sent as arrays, outside of the header."""
+_MIN_INT = -(1 << 63)
+_MAX_INT = (1 << 64) - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ActorName:
+    """An actor in a value.
+
+    Attributes:
+        name: its name.
+        path: import path of its class.
+    """
+
+    name: str
+    path: str
+
+
+def pack(value: Any) -> Value:
+    """Return a value as data that a message can carry.
+
+    Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, handles of actors,
+    and classes and functions at the top level of a module arrive as what they are.
+
+    Raises:
+        UnsendableError: it contains something else.
+    """
+    kind = type(value)
+    if value is None or kind is bool or kind is float:
+        return cast(Value, value)
+    if kind is int:
+        if not _MIN_INT <= value <= _MAX_INT:
+            raise UnsendableError(f"{value} does not fit into 64 bits")
+        return cast(Value, value)
+    if kind is str:
+        return _packed_text(value)
+    if kind is np.ndarray:
+        return _checked_array(value)
+    if kind is dict:
+        return _packed_dict(value)
+    if kind is list:
+        return _packed_items(value)
+    if kind is tuple:
+        return {"$tuple": _packed_items(value)}
+    return _packed_other(value)
+
+
+def _packed_other(value: Any) -> Value:
+    if _is_space(value):  # before mappings and sequences, as a Dict or Tuple space is one
+        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded
+
+        return {"$space": pack(space_to_dict(value))}
+    match value:
+        case np.generic():
+            return {"$number": _checked_array(np.asarray(value))}
+        case bytes() | bytearray() | memoryview():
+            return _packed_bytes(bytes(value))
+        case SampleBatch():
+            columns = {name: _checked_array(column) for name, column in value.items()}
+            return {"$batch": {"columns": columns, "env_steps": value.env_steps}}
+        case MultiAgentBatch():
+            batches = {policy_id: pack(batch) for policy_id, batch in value.policy_batches.items()}
+            return {"$batches": {"policies": batches, "env_steps": value.env_steps}}
+        case Fragment():
+            return {"$fragment": {"columns": pack(value.columns), "extras": pack(value.extras)}}
+        case ActorName():
+            return {"$actor": [value.name, value.path]}
+        case set() | frozenset():
+            return {"$set": _packed_items(list(value))}
+        case bool() | int() | float() | str():  # members of enumerations, and similar kinds
+            raise UnsendableError(
+                f"{value!r:.100} is a {type(value).__qualname__}, which would arrive as plain data:"
+                " send its value"
+            )
+        case tuple():
+            return {"$tuple": _packed_items(value)}
+        case list():
+            return _packed_items(value)
+        case Mapping():
+            return _packed_dict(value)
+    actor = getattr(value, "__actor__", None)
+    if isinstance(actor, ActorName):
+        return pack(actor)
+    path = import_path_of(value)
+    if path is not None:
+        return {"$code": path}
+    if callable(value) and hasattr(value, "__qualname__"):
+        raise UnsendableError(
+            f"{value.__qualname__} can't be imported by other processes: define it by def or class"
+            " at the top level of a module, or of the script that you run"
+        )
+    raise UnsendableError(
+        f"a {type(value).__qualname__} can't be sent to or from an actor: send its data as numbers,"
+        " texts, arrays, lists and dicts"
+    )
+
+
+def _is_space(value: Any) -> bool:
+    gymnasium = sys.modules.get("gymnasium")
+    return gymnasium is not None and isinstance(value, gymnasium.Space)
+
+
+def _packed_text(text: str) -> Value:
+    if len(text) <= _BULK_BYTES // 4:
+        return text
+    return {"$text": np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)}
+
+
+def _packed_bytes(data: bytes) -> Value:
+    return data if len(data) <= _BULK_BYTES else {"$bytes": np.frombuffer(data, np.uint8)}
+
+
+def _checked_array(array: Array) -> Array:
+    if array.dtype.newbyteorder("<").str not in DTYPES:
+        raise UnsendableError(
+            f"an array of dtype {array.dtype} can't be sent to or from an actor: only arrays of"
+            " numbers of at most 64 bits, and of booleans"
+        )
+    return array
+
+
+def _packed_items(items: list[Any] | tuple[Any, ...]) -> list[Value]:
+    if len(items) > LIMITS.max_map:
+        raise UnsendableError(
+            f"a sequence of {len(items):,} values is too long for a message, at most"
+            f" {LIMITS.max_map:,}: put numbers into an array"
+        )
+    return [pack(item) for item in items]
+
+
+def _packed_dict(items: Mapping[Any, Any]) -> Value:
+    if len(items) > LIMITS.max_map:
+        raise UnsendableError(
+            f"a dict of {len(items):,} values is too long for a message, at most {LIMITS.max_map:,}"
+        )
+    are_plain = all(type(key) is str and key[:1] != "$" and len(key) < _BULK_BYTES for key in items)
+    if are_plain:
+        return {key: pack(value) for key, value in items.items()}
+    return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+
+
+def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
+    """Return what `pack` was given.
+
+    Args:
+        value: data of a message, from a peer.
+        make_handle: makes handles of actors.
+        imports_code: True if the peer may name classes and functions to import: the hub may, when
+            it calls an actor.
+
+    Raises:
+        RemoteProtocolError: it is not a result of `pack`, or names code that can't be imported.
+    """
+    if type(value) is dict:
+        if len(value) == 1:
+            mark, content = next(iter(value.items()))
+            if mark[:1] == "$":
+                return _Reader(make_handle, imports_code).marked(mark, content)
+        return {
+            key: unpack(item, make_handle, imports_code=imports_code) for key, item in value.items()
+        }
+    if type(value) is list:
+        return [unpack(item, make_handle, imports_code=imports_code) for item in value]
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reader of marked values.
+
+    Attributes:
+        make_handle: makes handles of actors.
+        imports_code: True if code may be imported.
+    """
+
+    make_handle: MakeHandle
+    imports_code: bool
+
+    def marked(self, mark: str, content: Any) -> Any:
+        """Return the value of a mark.
+
+        Raises:
+            RemoteProtocolError: there is no such mark, or its content does not fit.
+        """
+        read = _READERS.get(mark)
+        if read is None:
+            raise RemoteProtocolError(f"there is no kind of value called {mark[:40]!r}")
+        try:
+            return read(self, content)
+        except RemoteProtocolError:
+            raise
+        except (AiorlError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RemoteProtocolError(f"a value marked {mark} can't be read: {error}") from error
+
+    def _unpacked(self, value: Value) -> Any:
+        return unpack(value, self.make_handle, imports_code=self.imports_code)
+
+    def _items(self, content: Any) -> list[Any]:
+        if type(content) is not list:
+            raise TypeError(f"expected a list, got a {type(content).__name__}")
+        return [self._unpacked(item) for item in content]
+
+    def _tuple(self, content: Any) -> Any:
+        return tuple(self._items(content))
+
+    def _set(self, content: Any) -> Any:
+        return set(self._items(content))
+
+    def _dict(self, content: Any) -> Any:
+        return {self._unpacked(key): self._unpacked(value) for key, value in content}
+
+    def _number(self, content: Any) -> Any:
+        return _array(content)[()]
+
+    def _bytes(self, content: Any) -> Any:
+        return _array(content).tobytes()
+
+    def _text(self, content: Any) -> Any:
+        return _array(content).tobytes().decode("utf-8", "surrogatepass")
+
+    def _batch(self, content: Any) -> Any:
+        columns = {name: _array(column) for name, column in content["columns"].items()}
+        batch = SampleBatch(columns)
+        batch.env_steps = _count(content["env_steps"])
+        return batch
+
+    def _batches(self, content: Any) -> Any:
+        batches = self._unpacked(content["policies"])
+        return MultiAgentBatch(batches, _count(content["env_steps"]))
+
+    def _fragment(self, content: Any) -> Any:
+        return Fragment(self._unpacked(content["columns"]), self._unpacked(content["extras"]))
+
+    def _space(self, content: Any) -> Any:
+        from aiorl.data.spaces import space_from_dict  # loads Gymnasium
+
+        return space_from_dict(self._unpacked(content))
+
+    def _actor(self, content: Any) -> Any:
+        name, path = content
+        if type(name) is not str or type(path) is not str:
+            raise TypeError("expected a name and an import path")
+        return self.make_handle(name, path)
+
+    def _code(self, content: Any) -> Any:
+        if not self.imports_code:
+            raise TypeError("only a hub can name code")
+        return import_object(content, key="a value")
+
+
+_READERS: Final[dict[str, Callable[[_Reader, Any], Any]]] = {
+    "$tuple": _Reader._tuple,
+    "$set": _Reader._set,
+    "$dict": _Reader._dict,
+    "$number": _Reader._number,
+    "$bytes": _Reader._bytes,
+    "$text": _Reader._text,
+    "$batch": _Reader._batch,
+    "$batches": _Reader._batches,
+    "$fragment": _Reader._fragment,
+    "$space": _Reader._space,
+    "$actor": _Reader._actor,
+    "$code": _Reader._code,
+}
+"""Mark -> the method that reads its content."""
+
+
+def _array(content: Any) -> Any:
+    if type(content) is not np.ndarray:
+        raise TypeError(f"expected an array, got a {type(content).__name__}")
+    return content
+
+
+def _count(content: Any) -> int:
+    if type(content) is not int:
+        raise TypeError(f"expected a number of env steps, got {content!r:.40}")
+    return content

@@ -1,0 +1,266 @@
+"""Actors in real processes: calls, streams, cancellation, losses, restarts, joined processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from actor_things import Counter, double
+
+from aiorl.actors.hub import Actors
+from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
+from aiorl.process.tasks import new_event_loop
+
+
+def with_actors(use: Callable[[Actors], Awaitable[None]], **settings: Any) -> None:
+    """Run a function with a hub, on an event loop as programs use it."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60), Actors(**settings) as actors:
+            await use(actors)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
+
+
+async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
+    while not await is_true():
+        await asyncio.sleep(0.02)
+
+
+def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceback() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter, 100)
+        assert await counter.add(1) == 101
+        assert await counter.add_on_loop(delta=2) == 103
+        assert await counter.pid() != os.getpid()
+        weights = {"w": np.arange(300_000, dtype=np.float32), "tuple": (1, "a")}
+        arrived = await counter.same(weights)
+        np.testing.assert_array_equal(arrived["w"], weights["w"])
+        assert arrived["tuple"] == (1, "a")
+        with pytest.raises(RemoteError) as caught:
+            await counter.fail()
+        assert caught.value.kind == "KeyError"
+        assert caught.value.method == "Counter.fail"
+        assert 'raise KeyError("missing")' in caught.value.remote_traceback
+        with pytest.raises(RemoteError, match="no public method 'subtract'"):
+            await counter.subtract(1)
+        with pytest.raises(AttributeError, match="private"):
+            counter._add(1)
+        with pytest.raises(UnsendableError, match="lambda"):
+            counter.call(lambda number: number, 2)
+        assert await counter.call(double, 2) == 4
+        assert await counter.add(0) == 103
+
+    with_actors(use)
+
+
+def test_results_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        with pytest.raises(RemoteError, match="put numbers into an array"):
+            await counter.big(100_000)
+        assert await counter.add(1) == 1
+
+    with_actors(use)
+
+
+def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        assert [number async for number in counter.count_to(30)] == list(range(30))
+        firsts = []
+        async for array in counter.arrays(1000):
+            firsts.append(int(array[0]))
+            if len(firsts) == 5:
+                break
+        assert firsts == [0, 1, 2, 3, 4]
+        gc.collect()  # a stream that no one reads any more is closed
+
+        async def is_closed() -> bool:
+            return await counter.num_cancelled() == 1
+
+        await until(is_closed)
+        assert await counter.add(0) < 30  # not all 1,000 were made
+        with pytest.raises(RemoteError, match="async for"):
+            await counter.count_to(3)
+
+    with_actors(use)
+
+
+def test_cancelling_the_task_that_waits_cancels_the_method() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await counter.wait_for_ever()
+
+        async def is_cancelled() -> bool:
+            return await counter.num_cancelled() == 1
+
+        await until(is_cancelled)
+
+    with_actors(use)
+
+
+def test_actors_call_each_other_by_handles_and_stream_through_the_hub() -> None:
+    async def use(actors: Actors) -> None:
+        one, other = await actors.start(Counter, count=2)
+        assert await one.add_to(other, 5) == 5
+        assert await other.add(0) == 5
+        assert await one.sum_of(other, 30) == sum(range(30))
+        same = await one.same([other])
+        assert same == [other]
+        assert await same[0].add(1) == 30
+        await actors.stop(other)
+        with pytest.raises(RemoteError, match="is lost") as caught:
+            await one.add_to(other, 5)
+        assert caught.value.kind == "ActorLost"
+
+    with_actors(use)
+
+
+def test_a_broadcast_reaches_all_actors_and_as_ready_keeps_them_busy() -> None:
+    async def use(actors: Actors) -> None:
+        counters = await actors.start(Counter, count=3)
+        big = np.arange(2_000_000, dtype=np.float32)
+        arrived = await actors.broadcast(counters, "same", big)
+        for array in arrived:
+            np.testing.assert_array_equal(array, big)
+        assert await actors.broadcast(counters, "add", delta=2) == [2, 2, 2]
+        results: dict[Any, list[int]] = {counter: [] for counter in counters}
+        async for counter, result in actors.as_ready(counters, "add", 1, in_flight=2):
+            results[counter].append(result)
+            if sum(map(len, results.values())) == 60:
+                break
+        for one in results.values():
+            assert one == list(range(3, 3 + len(one)))
+            assert len(one) > 5
+
+    with_actors(use)
+
+
+def test_a_killed_actor_ends_its_own_calls_and_no_others() -> None:
+    async def use(actors: Actors) -> None:
+        counter, other = await actors.start(Counter, count=2)
+        sleeping = other.sleep(0.5)
+        waiting = counter.wait_for_ever()
+        await asyncio.sleep(0.1)
+        os.kill(await counter.pid(), signal.SIGKILL)
+        with pytest.raises(ActorLost, match="SIGKILL") as caught:
+            await waiting
+        assert not caught.value.is_restarting
+        with pytest.raises(ActorLost, match="ended"):
+            await counter.add(1)
+        assert await sleeping == 0.5
+
+    with_actors(use)
+
+
+def test_a_restarted_actor_is_made_anew_and_its_callers_are_warned() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter, 5, restarts=1)
+        await counter.add(3)
+        with pytest.raises(ActorLost, match="starts again") as caught:
+            await counter.die()
+        assert caught.value.is_restarting
+        assert await counter.add(1) == 6
+        assert actors.num_restarts(counter) == 1
+        with pytest.raises(ActorLost) as last:
+            await counter.die()
+        assert not last.value.is_restarting
+
+    with_actors(use)
+
+
+def test_a_stopped_process_is_lost_when_it_has_been_silent_for_too_long() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter, restarts=1)
+        os.kill(await counter.pid(), signal.SIGSTOP)
+        with pytest.raises(ActorLost, match="silent"):
+            await counter.add(1)
+        assert await counter.add(1) == 1  # the stopped process was killed
+
+    with_actors(use, silence_s=2.0)
+
+
+def test_classes_that_can_not_be_made_say_why() -> None:
+    class Inner:
+        pass
+
+    async def use(actors: Actors) -> None:
+        with pytest.raises(RemoteError, match="begins at 0") as caught:
+            await actors.start(Counter, -1, restarts=3)
+        assert caught.value.kind == "ValueError"
+        with pytest.raises(ConfigError, match="imported"):
+            await actors.start(Inner)
+        with pytest.raises(ConfigError, match="can join"):
+            await actors.start(Counter, on="joined")
+
+    with_actors(use)
+
+
+def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
+    pids: list[int] = []
+    calls: list[Awaitable[Any]] = []
+
+    async def use(actors: Actors) -> None:
+        counters = await actors.start(Counter, count=2)
+        pids.extend([await counter.pid() for counter in counters])
+        calls.append(counters[0].wait_for_ever())
+        counters[1].sleep(100).add_done_callback(lambda call: call.exception())
+        await asyncio.sleep(0.1)
+
+    async def main() -> None:
+        async with Actors() as actors:
+            await use(actors)
+        with pytest.raises(ActorError, match="ended its actors"):
+            await calls[0]
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other() -> None:
+    async def use(actors: Actors) -> None:
+        command = [sys.executable, "-m", "aiorl.worker", "--connect", actors.address]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.path.dirname(sys.modules["actor_things"].__file__ or ""),
+        }
+        worker = await asyncio.to_thread(
+            subprocess.Popen, [*command, "--slots", "2"], env=environment
+        )
+        try:
+            await actors.wait_for_processes(2)
+            counters = await actors.start(Counter, count=2, on="joined")
+            assert actors.num_free == 0
+            pids = [await counter.pid() for counter in counters]
+            assert await actors.broadcast(counters, "add", 3) == [3, 3]
+            await actors.stop(*counters)
+            await actors.wait_for_processes(2)
+            again = await actors.start(Counter, 7)  # takes a free one
+            assert await again.pid() in pids  # a fresh program in the same process
+            assert await again.add(0) == 7
+            os.kill(await again.pid(), signal.SIGKILL)
+            with pytest.raises(ActorLost):
+                await again.wait_for_ever()
+            await actors.wait_for_processes(2)
+            await actors.close()
+            assert await asyncio.to_thread(worker.wait, 20) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+
+    with_actors(use, bind="tcp://127.0.0.1:0")

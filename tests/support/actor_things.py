@@ -1,0 +1,86 @@
+"""Classes of actors for tests; the processes of actors import them by this module's name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+
+from aiorl.actors.calls import ActorHandle
+
+
+class Counter:
+    """Number that methods of all kinds change."""
+
+    def __init__(self, number: int = 0) -> None:
+        if number < 0:
+            raise ValueError("a counter begins at 0 or above")
+        self.number = number
+        self.cancelled = 0
+
+    def add(self, delta: int) -> int:
+        self.number += delta
+        return self.number
+
+    async def add_on_loop(self, delta: int) -> int:
+        self.number += delta
+        return self.number
+
+    def same(self, value: Any) -> Any:
+        return value
+
+    def fail(self) -> None:
+        raise KeyError("missing")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def die(self) -> None:
+        os._exit(7)
+
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    async def wait_for_ever(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    def num_cancelled(self) -> int:
+        return self.cancelled
+
+    def count_to(self, end: int) -> Iterator[int]:
+        for number in range(end):
+            self.number = number
+            yield number
+
+    async def arrays(self, count: int) -> AsyncIterator[np.ndarray[Any, Any]]:
+        try:
+            for number in range(count):
+                self.number = number
+                yield np.full(1000, number, np.float32)
+        finally:
+            self.cancelled += 1
+
+    async def add_to(self, other: ActorHandle, delta: int) -> Any:
+        return await other.add(delta)
+
+    async def sum_of(self, other: ActorHandle, end: int) -> int:
+        return sum([number async for number in other.count_to(end)])
+
+    def call(self, function: Any, value: Any) -> Any:
+        return function(value)
+
+    def big(self, size: int) -> list[int]:
+        return list(range(size))
+
+
+def double(number: int) -> int:
+    return 2 * number
