@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from aiorl.acting.policy import Policy as Policy
     from aiorl.acting.policy_map import PolicyMap as PolicyMap
     from aiorl.acting.preprocessors import Preprocessor as Preprocessor
+    from aiorl.actors.calls import ActorHandle as ActorHandle
+    from aiorl.actors.hub import Actors as Actors
     from aiorl.client import PolicyClient as PolicyClient
     from aiorl.compat.rollout_worker import (
         EvaluatorInterface as EvaluatorInterface,
@@ -103,6 +105,8 @@ _HOMES = {
     "aiorl.acting.policy": "Policy",
     "aiorl.acting.policy_map": "PolicyMap",
     "aiorl.acting.preprocessors": "Preprocessor",
+    "aiorl.actors.calls": "ActorHandle",
+    "aiorl.actors.hub": "Actors",
     "aiorl.client": "PolicyClient",
     "aiorl.compat.rollout_worker": "EvaluatorInterface RolloutWorker",
     "aiorl.config": "with_base_config",
