@@ -325,6 +325,12 @@ class ActorHandle:
     __slots__ = ("__actor__", "__calls__")
 
     def __init__(self, calls: Calls, actor: ActorName) -> None:
+        """Prepare a handle; `Actors.start` returns them.
+
+        Args:
+            calls: makes the calls of this process.
+            actor: the actor.
+        """
         self.__calls__ = calls
         self.__actor__ = actor
 

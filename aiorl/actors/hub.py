@@ -227,7 +227,11 @@ class Actors:
         return handles[0] if count is None else handles
 
     async def stop(self, *handles: ActorHandle) -> None:
-        """End actors and their processes; calls that have not ended raise ActorLost."""
+        """End actors and their processes; calls that have not ended raise ActorLost.
+
+        Args:
+            *handles: the actors.
+        """
         ended = []
         for handle in handles:
             name = handle.__actor__.name
@@ -239,11 +243,19 @@ class Actors:
         await _end_children(ended)
 
     def num_restarts(self, handle: ActorHandle) -> int:
-        """Return how often an actor has been started again."""
+        """Return how often an actor has been started again.
+
+        Args:
+            handle: the actor.
+        """
         return self._session.num_restarts(handle.__actor__.name)
 
     def host_of(self, handle: ActorHandle) -> str:
-        """Return the name of an actor's host, "" while it has no process."""
+        """Return the name of an actor's host, "" while it has no process.
+
+        Args:
+            handle: the actor.
+        """
         return self._session.host_of(handle.__actor__.name)
 
     @property
@@ -264,6 +276,12 @@ class Actors:
         self, handles: Iterable[ActorHandle], method: str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Call a method of several actors with the same arguments, which are sent once.
+
+        Args:
+            handles: the actors.
+            method: name of the method.
+            *args: positional arguments.
+            **kwargs: keyword arguments.
 
         Returns:
             The results, in the order of the actors.
