@@ -7,11 +7,9 @@ from collections import Counter, deque
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from aiorl.actors import actor_session as up
-from aiorl.actors import hub_session as down
+from aiorl.actors import actor_session as up, hub_session as down
 from aiorl.actors.actor_session import ActorSession, Identity, LinkState
 from aiorl.actors.hub_session import ActorSpec, ActorState, HubSession, HubSettings
 from aiorl.errors import BadFrame, LocalProtocolError

@@ -8,8 +8,7 @@ import gymnasium
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import aiorl
 from aiorl.actors.values import LIMITS, ActorName, pack, unpack

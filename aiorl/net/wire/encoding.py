@@ -38,8 +38,8 @@ from aiorl.net.wire.schema import (
     ARRAY,
     MESSAGE_TYPES,
     MESSAGE_TYPES_BY_CLASS,
-    OPTIONAL_ARRAYS,
     NESTED_VALUES,
+    OPTIONAL_ARRAYS,
     ArrayTree,
 )
 from aiorl.text import MAX_LABEL, is_label
