@@ -464,7 +464,7 @@ class Actors:
     def _look_at_children(self) -> None:
         for started in list(self._actors.values()):
             if started.children is not None:
-                started.children.look()
+                started.children.poll()
 
     def _flush(self) -> None:
         """Handle the session's events, then send its messages."""
@@ -546,7 +546,7 @@ async def _end_children(all_children: list[Children]) -> None:
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             for children in all_children:
-                children.look()
+                children.poll()
             if all(children.is_over for children in all_children):
                 return
             await asyncio.sleep(0.01)
