@@ -15,7 +15,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,12 +34,12 @@ from aiorl.errors import (
     RemoteProtocolError,
     UnsendableError,
 )
-from aiorl.net.transport.endpoint import Buffer, Event, EventKind
+from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.transport.security import load_learner_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import Call, DownMessage, Payload
+from aiorl.net.wire.messages import DownMessage, Payload
 from aiorl.process.children import ChildEvent, ChildGaveUp, Children, ChildRestarting, status_text
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.tasks import Tasks
@@ -287,10 +287,16 @@ class Actors:
             The results, in the order of the actors.
 
         Raises:
+            UnsendableError: an argument can't be sent.
             RemoteError: the method of an actor raised an exception.
             ActorLost: an actor ended before it answered.
         """
-        number = self._session.share(packed_arguments(args, kwargs))
+        packed = packed_arguments(args, kwargs)
+        try:
+            encode(Payload(0, packed), compress=False, limits=LIMITS)
+        except LocalProtocolError as error:
+            raise UnsendableError(str(error)) from error
+        number = self._session.share(packed)
         shared = {"payload": number}
         try:
             return await asyncio.gather(*(handle.__begin__(method, shared) for handle in handles))
@@ -478,21 +484,16 @@ class Actors:
             self._endpoint.drop(peer, reason)
 
     def _send(self, peer: bytes | None, message: DownMessage) -> None:
-        is_far = peer is None or bool(self._endpoint.host_of(peer))
-        try:
-            frames: Sequence[Buffer] = encode(message, compress=is_far, limits=LIMITS)
-        except LocalProtocolError as error:
-            self._not_sent(message, UnsendableError(str(error)))
-            return
         if peer is None:
-            self._endpoint.broadcast(frames)
+            self._endpoint.broadcast(encode(message, limits=LIMITS))
+            return
+        try:
+            frames = encode(message, compress=bool(self._endpoint.host_of(peer)), limits=LIMITS)
+        except LocalProtocolError as error:  # too large, for example
+            self._session.not_sent(peer, message, str(error))
+            self._flush()
         else:
             self._endpoint.send(peer, frames)
-
-    def _not_sent(self, message: DownMessage, error: UnsendableError) -> None:
-        if not isinstance(message, Call | Payload):
-            raise error
-        logger.error("a call can't be sent: %s", error)
 
     def _handle(self, event: ev.HubEvent) -> None:
         match event:

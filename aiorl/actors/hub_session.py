@@ -427,6 +427,22 @@ class HubSession:
         else:
             self._violated(place, str(error))
 
+    def not_sent(self, peer: bytes, message: m.DownMessage, reason: str) -> None:
+        """Let the call end to which a message belongs that can't be sent, because it is too large
+        for example.
+        """
+        place = self._places.get(peer)
+        if place is None:
+            return
+        result: m.Value = {"kind": "UnsendableError", "message": reason}
+        match message:
+            case m.Call(call_id):
+                self._reply(place, call_id, ok=False, result=result)
+            case m.Reply(call_id):
+                self._out.append((peer, m.Reply(call_id, False, result)))
+            case _:
+                self._violated(place, f"a message to it can't be sent: {reason}")
+
     def peer_gone(self, peer: bytes, reason: str) -> None:
         """Take note that a connection has ended."""
         place = self._places.get(peer)

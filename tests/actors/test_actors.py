@@ -64,12 +64,19 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
     with_actors(use)
 
 
-def test_results_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() -> None:
+def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() -> None:
     async def use(actors: Actors) -> None:
         counter = await actors.start(Counter)
         with pytest.raises(RemoteError, match="put numbers into an array"):
             await counter.big(100_000)
         assert await counter.add(1) == 1
+        names = {f"{'x' * 500}{number}": number for number in range(3_000)}
+        with pytest.raises(RemoteError, match="exceeds the protocol's limits") as caught:
+            await counter.same(names)
+        assert caught.value.kind == "UnsendableError"
+        with pytest.raises(UnsendableError, match="limits"):
+            await actors.broadcast([counter], "same", names)
+        assert await counter.add(1) == 2
 
     with_actors(use)
 
