@@ -468,9 +468,14 @@ class Actors:
             await asyncio.sleep(_TICK_S)
 
     def _look_at_children(self) -> None:
-        for started in list(self._actors.values()):
-            if started.children is not None:
-                started.children.poll()
+        for name, started in list(self._actors.items()):
+            if started.children is None:
+                continue
+            started.children.poll()
+            if started.children.is_over:
+                self._session.end(name, "its process has ended")
+                self._flush()
+                self._actors.pop(name, None)
 
     def _flush(self) -> None:
         """Handle the session's events, then send its messages."""
@@ -521,7 +526,9 @@ class Actors:
             if started.children is not None:
                 started.children.kill(_SLOT)  # it may be stopped or stuck
             return
-        if started.children is not None:
+        if started.children is None:
+            del self._actors[event.name]
+        else:
             started.children.stop(signal.SIGTERM)
         if not started.is_ready.done():
             started.is_ready.set_exception(_start_error(event, started.handle))

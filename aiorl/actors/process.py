@@ -73,7 +73,7 @@ async def _run(address: str, worker_id: str) -> int:
     end_process = threading.Timer(_END_WITHIN_S, os._exit, (FAILED,))
     end_process.daemon = True
     end_process.start()
-    return RUN_IS_OVER if end.is_orderly else FAILED
+    return RUN_IS_OVER if end.is_final else FAILED
 
 
 def main(address: str, worker_id: str) -> int:

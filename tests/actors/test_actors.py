@@ -18,6 +18,7 @@ from actor_things import Counter, double
 
 from aiorl.actors.hub import Actors
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
+from aiorl.process.children import RUN_IS_OVER
 from aiorl.process.tasks import new_event_loop
 
 
@@ -184,6 +185,24 @@ def test_a_restarted_actor_is_made_anew_and_its_callers_are_warned() -> None:
         with pytest.raises(ActorLost) as last:
             await counter.die()
         assert not last.value.is_restarting
+
+    with_actors(use)
+
+
+def test_an_actor_ends_for_good_or_starts_again_whatever_ends_its_process() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter, 5, restarts=2)
+        os.kill(await counter.pid(), signal.SIGTERM)
+
+        async def is_restarted() -> bool:
+            return actors.num_restarts(counter) == 1
+
+        await until(is_restarted)
+        assert await counter.add(1) == 6
+        with pytest.raises(ActorLost):
+            await counter.die(RUN_IS_OVER)  # a status after which no process is started again
+        with pytest.raises(ActorLost, match="ended"):
+            await counter.add(1)
 
     with_actors(use)
 

@@ -39,8 +39,8 @@ class Counter:
     def pid(self) -> int:
         return os.getpid()
 
-    def die(self) -> None:
-        os._exit(7)
+    def die(self, status: int = 7) -> None:
+        os._exit(status)
 
     def sleep(self, seconds: float) -> float:
         time.sleep(seconds)
