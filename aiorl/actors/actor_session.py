@@ -2,7 +2,7 @@
 
 No socket, no clock, no thread: ``now`` is any monotonic time in seconds. A process says Hello until
 the hub answers. Once it is registered, the end of its connection is its own end: the hub has
-counted its actor as lost.
+counted its actor as lost. The endpoint ends the connection to a hub that is silent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ _HELLO_AGAIN_S: Final = 1.0
 _MISSED_AFTER_S: Final = 0.5
 """Time after a call until its missing payload is asked for, and between two requests, seconds."""
 _HEARTBEAT_S: Final = 1.0
-_SILENCE_S: Final = 10.0
 _RECENT_PAYLOADS: Final = 2
 """Payloads that are kept although no call has named them yet."""
 
@@ -159,7 +158,6 @@ class ActorSession:
         self._is_linked = False
         self._last_hello = float("-inf")
         self._last_beat = float("-inf")
-        self._last_heard = float("-inf")
         self._next_call = 1
         self._payloads: OrderedDict[int, m.Value] = OrderedDict()
         self._waiting: list[_WaitingCall] = []
@@ -228,11 +226,10 @@ class ActorSession:
         if self.state is LinkState.REGISTERED:
             self._end(f"the connection to the hub is gone: {reason}", is_orderly=False)
 
-    def broadcast(self, message: m.Message, now: float) -> None:
+    def broadcast(self, message: m.Message) -> None:
         """Process a message to everyone, which a process without registration gets, too."""
         if self.state is not LinkState.REGISTERED:
             return
-        self._last_heard = now
         match message:
             case m.Bye(reason, final):
                 self._end(reason, is_orderly=True, is_final=final)
@@ -247,7 +244,6 @@ class ActorSession:
         """
         if self.state is LinkState.ENDED:
             return
-        self._last_heard = now
         if self.state is LinkState.CONNECTING and not isinstance(message, m.Refused):
             self.state = LinkState.REGISTERED
         match message:
@@ -270,15 +266,12 @@ class ActorSession:
                 self._events.append(ItemReceived(call_id, value))
 
     def tick(self, now: float) -> None:
-        """Say Hello again, send a heartbeat, ask for missing payloads, and notice a silent hub."""
+        """Say Hello again, send a heartbeat, and ask for missing payloads."""
         if not self._is_linked or self.state is LinkState.ENDED:
             return
         if self.state is LinkState.CONNECTING:
             if now - self._last_hello >= _HELLO_AGAIN_S:
                 self._say_hello(now)
-            return
-        if now - self._last_heard > _SILENCE_S:
-            self._end("the hub has been silent for too long", is_orderly=False)
             return
         if now - self._last_beat >= _HEARTBEAT_S:
             self._last_beat = now

@@ -91,14 +91,14 @@ class ActorHost:
     # ----------------------------------------------------------------------------------------------
 
     def _on_message(self, frames: list[memoryview]) -> None:
-        self._take(self._session.receive, frames)
+        self._take(lambda message: self._session.receive(message, time.monotonic()), frames)
 
     def _on_broadcast(self, frames: list[memoryview]) -> None:
         self._take(self._session.broadcast, frames)
 
-    def _take(self, receive: Callable[[Message, float], None], frames: list[memoryview]) -> None:
+    def _take(self, receive: Callable[[Message], None], frames: list[memoryview]) -> None:
         try:
-            receive(decode(frames, LIMITS), time.monotonic())
+            receive(decode(frames, LIMITS))
         except RemoteProtocolError as error:
             logger.warning("a message of the hub was not understood and is ignored: %s", error)
         self._flush()

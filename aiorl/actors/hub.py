@@ -24,7 +24,7 @@ from typing import Any, Final, Self, overload
 from aiorl.actors import hub_session as ev
 from aiorl.actors.calls import ActorHandle, Calls, RemoteCall, error_of, packed_arguments
 from aiorl.actors.hub_session import ActorSpec, HubSession, HubSettings
-from aiorl.actors.values import LIMITS
+from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS
 from aiorl.config.code import import_path_of
 from aiorl.errors import (
     ActorError,
@@ -105,6 +105,7 @@ class Actors:
             bind or _LOCAL,
             keys=None if keys is None else load_learner_keys(keys),
             insecure=insecure,
+            limits=ENDPOINT_LIMITS,
         )
         self._tasks = Tasks(self._failed)
         self._actors: dict[str, _Started] = {}

@@ -245,6 +245,7 @@ class HubSession:
         self._events: list[HubEvent] = []
         self._goodbye: m.Bye | None = None
         self._last_beat = float("-inf")
+        self._last_tick = float("inf")
 
     # Commands
     # ----------------------------------------------------------------------------------------------
@@ -450,8 +451,16 @@ class HubSession:
             self._forget(place, reason or "its connection has ended")
 
     def tick(self, now: float) -> None:
-        """Send heartbeats, and give up processes that are silent."""
+        """Send heartbeats, and give up processes that are silent.
+
+        Time in which this program stood still itself does not count as silence.
+        """
         settings = self.settings
+        stood_s = now - self._last_tick
+        self._last_tick = now
+        if stood_s > settings.heartbeat_s:
+            for place in self._places.values():
+                place.last_heard = min(now, place.last_heard + stood_s)
         if now - self._last_beat >= settings.heartbeat_s:
             self._last_beat = now
             if self._places:

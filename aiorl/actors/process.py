@@ -21,6 +21,7 @@ from typing import NoReturn
 
 from aiorl.actors.actor_session import ActorSession, Ended, Identity
 from aiorl.actors.host import ActorHost
+from aiorl.actors.values import ENDPOINT_LIMITS
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
 from aiorl.process.children import FAILED, RUN_IS_OVER, watch_parent
@@ -48,7 +49,8 @@ def make_host(
     """
     identity = Identity(worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid())
     worker_keys = None if keys is None else load_worker_keys(keys)
-    return ActorHost(worker_endpoint(connect, worker_keys), ActorSession(identity))
+    endpoint = worker_endpoint(connect, worker_keys, ENDPOINT_LIMITS)
+    return ActorHost(endpoint, ActorSession(identity))
 
 
 def begin_again(end: Ended) -> NoReturn:

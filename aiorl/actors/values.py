@@ -19,11 +19,14 @@ from aiorl.data.columns import Array
 from aiorl.data.fragment import Fragment
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import AiorlError, RemoteProtocolError, UnsendableError
+from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes
 from aiorl.net.wire.format import DTYPES, Limits
 from aiorl.net.wire.messages import Value
 
 LIMITS: Final = Limits(max_map=1 << 16, max_depth=64)
 """Limits of the messages between actors and their hub."""
+ENDPOINT_LIMITS: Final = EndpointLimits(times=EndpointTimes(dead_after_s=120.0))
+"""Limits of the endpoints: the event loop of a user's program may stand still for minutes."""
 
 MakeHandle: TypeAlias = Callable[[str, str], Any]
 """(name of an actor, import path of its class) -> its handle."""

@@ -125,7 +125,7 @@ class World:
             case 0 if process.inbox:
                 process.session.receive(process.inbox.popleft(), self.now)
             case 1 if process.broadcasts:
-                process.session.broadcast(process.broadcasts.popleft(), self.now)
+                process.session.broadcast(process.broadcasts.popleft())
             case 2 if process.to_hub:
                 self.hub.receive(process.peer, process.to_hub.popleft(), self.now)
             case 3:
@@ -148,7 +148,7 @@ class World:
             while process.inbox:
                 process.session.receive(process.inbox.popleft(), self.now)
             while process.broadcasts:
-                process.session.broadcast(process.broadcasts.popleft(), self.now)
+                process.session.broadcast(process.broadcasts.popleft())
             process.handle()
             process.work()
             while process.to_hub:
@@ -296,6 +296,19 @@ def test_workers_of_runs_learn_that_this_is_a_hub_and_strangers_to_say_hello() -
         if isinstance(message, m.Refused)
     }
     assert codes == {b"p": m.RefusalCode.ACTORS, b"q": m.RefusalCode.HELLO_FIRST}
+
+
+def test_a_silent_process_is_lost_but_not_for_time_in_which_the_hub_stood_still() -> None:
+    hub = hub_with_an_actor(silence_s=10.0)
+    hub.tick(0.5)
+    hub.tick(60.0)
+    assert hub.knows(b"p")
+    for now in range(60, 69):
+        hub.tick(float(now))
+    assert hub.knows(b"p")
+    for now in range(69, 72):
+        hub.tick(float(now))
+    assert not hub.knows(b"p")
 
 
 def test_two_actors_have_no_name_in_common() -> None:

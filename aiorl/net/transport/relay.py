@@ -230,12 +230,14 @@ class RelayedEndpoint(ZmqWorkerEndpoint):
         return sockets
 
 
-def worker_endpoint(connect: Sequence[str], keys: WorkerKeys | None) -> WorkerEndpoint:
+def worker_endpoint(
+    connect: Sequence[str], keys: WorkerKeys | None, limits: EndpointLimits | None = None
+) -> WorkerEndpoint:
     """Make the endpoint of a worker, which uses a relay if its parent has started one."""
     relay = os.environ.get(RELAY)
     if relay:
-        return RelayedEndpoint(connect, relay, keys=keys)
-    return ZmqWorkerEndpoint(connect, keys=keys)
+        return RelayedEndpoint(connect, relay, keys=keys, limits=limits)
+    return ZmqWorkerEndpoint(connect, keys=keys, limits=limits)
 
 
 async def run_relay(relay: Relay) -> None:
