@@ -19,7 +19,7 @@ from aiorl.net.wire import messages as m
 
 _HELLO_AGAIN_S: Final = 1.0
 _MISSED_AFTER_S: Final = 0.5
-"""Time after a call until its missing payload is asked for, and between two requests, seconds."""
+"""Time after a call until its missing payload is asked for, seconds."""
 _HEARTBEAT_S: Final = 1.0
 _RECENT_PAYLOADS: Final = 2
 """Payloads that are kept although no call has named them yet."""
@@ -138,11 +138,11 @@ class _WaitingCall:
 
     Attributes:
         call: the call.
-        asked: time since which they are missing, or of the last request.
+        since: time since which they are missing.
     """
 
     call: m.Call
-    asked: float
+    since: float
 
 
 class ActorSession:
@@ -159,7 +159,8 @@ class ActorSession:
         self._last_hello = float("-inf")
         self._last_beat = float("-inf")
         self._next_call = 1
-        self._payloads: OrderedDict[int, m.Value] = OrderedDict()
+        self._payloads: OrderedDict[int, Mapping[str, m.Plain]] = OrderedDict()
+        self._requested: set[int] = set()
         self._waiting: list[_WaitingCall] = []
         self._out: list[m.UpMessage] = []
         self._events: list[ActorEvent] = []
@@ -277,9 +278,10 @@ class ActorSession:
             self._last_beat = now
             self._send(m.Beat(0, "running"))
         for waiting in self._waiting:
-            if now - waiting.asked >= _MISSED_AFTER_S:
-                waiting.asked = now
-                self._send(m.PayloadRequest(_payload_of(waiting.call)))
+            number = _payload_of(waiting.call)
+            if now - waiting.since >= _MISSED_AFTER_S and number not in self._requested:
+                self._requested.add(number)
+                self._send(m.PayloadRequest(number))
 
     # Inside
     # ----------------------------------------------------------------------------------------------
@@ -313,25 +315,25 @@ class ActorSession:
         elif "payload" not in call.args:
             self._arrived(call, call.args)
         elif _payload_of(call) in self._payloads:
-            self._arrived(call, self._shared(_payload_of(call)))
+            self._arrived(call, self._payloads[_payload_of(call)])
         else:
             self._waiting.append(_WaitingCall(call, now))
-
-    def _shared(self, number: int) -> Mapping[str, m.Plain]:
-        shared = self._payloads[number]
-        if not isinstance(shared, Mapping):
-            raise RemoteProtocolError("shared arguments must be a map")
-        return shared
 
     def _arrived(self, call: m.Call, args: Mapping[str, m.Plain]) -> None:
         self._events.append(CallArrived(call.call_id, call.method, args, call.actor, call.credit))
 
     def _take_payload(self, number: int, value: m.Value) -> None:
-        self._payloads[number] = value
+        self._requested.discard(number)
         ready = [waiting.call for waiting in self._waiting if _payload_of(waiting.call) == number]
         self._waiting = [w for w in self._waiting if _payload_of(w.call) != number]
+        if not isinstance(value, Mapping):
+            for call in ready:
+                gone = {"kind": "LookupError", "message": "its shared arguments are gone"}
+                self.reply(call.call_id, ok=False, result=gone)
+            return
+        self._payloads[number] = value
         for call in ready:
-            self._arrived(call, self._shared(number))
+            self._arrived(call, value)
         while len(self._payloads) > _RECENT_PAYLOADS:
             self._payloads.popitem(last=False)
 

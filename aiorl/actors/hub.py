@@ -285,7 +285,8 @@ class Actors:
             **kwargs: keyword arguments.
 
         Returns:
-            The results, in the order of the actors.
+            The results, in the order of the actors. If some raise an error, the first of these is
+            raised when all have ended.
 
         Raises:
             UnsendableError: an argument can't be sent.
@@ -300,9 +301,14 @@ class Actors:
         number = self._session.share(packed)
         shared = {"payload": number}
         try:
-            return await asyncio.gather(*(handle.__begin__(method, shared) for handle in handles))
+            calls = [handle.__begin__(method, shared) for handle in handles]
+            results = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             self._session.release(number)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
     async def as_ready(
         self,

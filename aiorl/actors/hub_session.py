@@ -174,6 +174,7 @@ class _Place:
     last_heard: float
     actor: _Actor | None = None
     outstanding: dict[int, int] = field(default_factory=dict)  # its call id -> ours
+    requested: set[int] = field(default_factory=set)  # numbers of shared arguments
     needless: int = 0
 
 
@@ -288,8 +289,10 @@ class HubSession:
         return number
 
     def release(self, number: int) -> None:
-        """Forget shared arguments, because all calls with them have ended."""
+        """Forget shared arguments; calls that still miss them fail."""
         self._payloads.pop(number, None)
+        for place in self._places.values():
+            place.requested.discard(number)
 
     def give_credit(self, call_id: int, items: int) -> None:
         """Allow more items of a stream."""
@@ -410,9 +413,7 @@ class HubSession:
                 if ours is not None:
                     self.cancel(ours)
             case m.PayloadRequest(number):
-                payload = self._payloads.get(number)
-                if payload is not None:
-                    self._out.append((peer, payload))
+                self._share_again(place, number)
             case m.Beat():
                 pass
             case m.Leaving(reason):
@@ -533,6 +534,14 @@ class HubSession:
         place.outstanding.clear()
         if place.actor is not None:
             self._lose(place.actor, reason)
+
+    def _share_again(self, place: _Place, number: int) -> None:
+        """Answer a request for shared arguments, with None if they are gone."""
+        if number in place.requested or number not in self._payloads:
+            self._needless(place, "requests for shared arguments")
+        else:
+            place.requested.add(number)
+        self._out.append((place.peer, self._payloads.get(number, m.Payload(number, None))))
 
     def _fill_places(self) -> None:
         """Start actors that wait, each in a process that is free."""
@@ -683,6 +692,9 @@ class HubSession:
         """Pass the call of one actor on to another."""
         if place.actor is None or message.call_id in place.outstanding:
             self._violated(place, "called without a free number")
+            return
+        if "payload" in message.args:
+            self._violated(place, "called with arguments that it has not shared")
             return
         if len(place.outstanding) >= _MAX_OUTSTANDING:
             self._violated(place, f"called others with {_MAX_OUTSTANDING} calls unanswered")

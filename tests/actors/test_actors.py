@@ -156,6 +156,19 @@ def test_a_broadcast_reaches_all_actors_and_as_ready_keeps_them_busy() -> None:
     with_actors(use)
 
 
+def test_an_error_in_a_broadcast_is_raised_when_all_its_calls_have_ended() -> None:
+    async def use(actors: Actors) -> None:
+        none = await actors.start(Counter, 0)
+        five = await actors.start(Counter, 5)
+        busy = five.sleep(0.7)
+        with pytest.raises(RemoteError) as caught:
+            await actors.broadcast([none, five], "divide", 10)
+        assert caught.value.kind == "ZeroDivisionError"
+        assert busy.done()
+
+    with_actors(use)
+
+
 def test_a_killed_actor_ends_its_own_calls_and_no_others() -> None:
     async def use(actors: Actors) -> None:
         counter, other = await actors.start(Counter, count=2)

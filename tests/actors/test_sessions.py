@@ -246,6 +246,7 @@ def test_an_actor_gets_no_more_bytes_than_may_be_in_flight_but_always_one_call()
         m.Item(1, "more than there was credit for"),
         m.Samples(1, 1, 1, 1, 0, 0, 1, 1, {}, {}, {}, {}),
         m.SnapshotRequest(-1),
+        m.Call(1, "echo", {"payload": 1}, actor="a"),
     ],
 )
 def test_an_actor_that_breaks_the_protocol_is_cut_off_and_its_calls_are_lost(
@@ -309,6 +310,35 @@ def test_a_silent_process_is_lost_but_not_for_time_in_which_the_hub_stood_still(
     for now in range(69, 72):
         hub.tick(float(now))
     assert not hub.knows(b"p")
+
+
+def test_a_call_fails_whose_shared_arguments_are_gone() -> None:
+    hub = hub_with_an_actor()
+    actor = ActorSession(Identity("w", "host", 1))
+    actor.receive(m.LearnerBeat("hub", -1), 0.0)
+    number = hub.share(NO_ARGS)
+    call_id = hub.call("a", "echo", {"payload": number})
+    hub.release(number)
+    for message in direct(hub):
+        actor.receive(message, 0.0)
+    for now in (0.6, 1.2):
+        actor.messages_to_send()
+        actor.connected(now)
+        actor.tick(now)
+        requests = [sent for sent in actor.messages_to_send() if isinstance(sent, m.PayloadRequest)]
+        assert len(requests) == (now == 0.6)
+        for request in requests:
+            hub.receive(b"p", request, now)
+    for message in direct(hub):
+        actor.receive(message, 1.2)
+    [reply] = actor.messages_to_send()
+    assert isinstance(reply, m.Reply)
+    assert (reply.call_id, reply.ok) == (call_id, False)
+
+
+def direct(hub: HubSession) -> list[m.DownMessage]:
+    """Return the messages of a hub without its broadcasts, which are lost."""
+    return [message for peer, message in hub.messages_to_send() if peer is not None]
 
 
 def test_two_actors_have_no_name_in_common() -> None:
