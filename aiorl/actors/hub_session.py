@@ -526,14 +526,18 @@ class HubSession:
 
     def _forget(self, place: _Place, reason: str) -> None:
         """Remove a process, and lose its actor."""
+        self._remove(place, reason)
+        if place.actor is not None:
+            self._lose(place.actor, reason)
+
+    def _remove(self, place: _Place, reason: str) -> None:
+        """Remove a process, and cancel the calls of its actor to others."""
         if self._places.pop(place.peer, None) is None:
             return
         self._events.append(PlaceGone(place.worker_id, reason))
-        for ours in list(place.outstanding.values()):  # no one waits for these any more
+        for ours in list(place.outstanding.values()):
             self.cancel(ours)
         place.outstanding.clear()
-        if place.actor is not None:
-            self._lose(place.actor, reason)
 
     def _share_again(self, place: _Place, number: int) -> None:
         """Answer a request for shared arguments, with None if they are gone."""
@@ -580,8 +584,7 @@ class HubSession:
             place.actor = None
             if place.peer in self._places:
                 self._out.append((place.peer, m.Bye(reason, final=self._goodbye is not None)))
-                del self._places[place.peer]
-                self._events.append(PlaceGone(place.worker_id, reason))
+                self._remove(place, reason)
         for call_id, call in list(actor.calls.items()):
             if call.is_sent or not is_restarting:
                 self._lose_call(actor, call_id, reason, is_restarting=is_restarting)

@@ -341,6 +341,17 @@ def direct(hub: HubSession) -> list[m.DownMessage]:
     return [message for peer, message in hub.messages_to_send() if peer is not None]
 
 
+def test_the_end_of_an_actor_cancels_its_calls_to_others() -> None:
+    hub = hub_with_an_actor()
+    hub.receive(b"q", hello("v"), 0.0)
+    hub.add(ActorSpec("b", "m:C", NO_ARGS))
+    hub.receive(b"q", m.Reply(0, True, None), 0.0)
+    hub.receive(b"q", m.Call(1, "echo", NO_ARGS, actor="a"), 0.0)
+    [call_id] = calls_sent(hub)[1:]
+    hub.end("b", "it was stopped")
+    assert (b"p", m.Cancel(call_id)) in hub.messages_to_send()
+
+
 def test_two_actors_have_no_name_in_common() -> None:
     hub = hub_with_an_actor()
     with pytest.raises(LocalProtocolError, match="'a'"):
