@@ -280,8 +280,14 @@ class ActorHost:
         return args, kwargs
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        def call() -> Any:
+            try:
+                return function()
+            except StopIteration as error:  # no future can have this exception
+                raise RuntimeError("the method raised StopIteration") from error
+
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, keep_children_out, function)
+        return await loop.run_in_executor(self._executor, keep_children_out, call)
 
     def _answer(self, call_id: int, *, ok: bool, result: Any) -> None:
         self._session.reply(call_id, ok=ok, result=result)

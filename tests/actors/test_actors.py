@@ -53,6 +53,8 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
         assert caught.value.kind == "KeyError"
         assert caught.value.method == "Counter.fail"
         assert 'raise KeyError("missing")' in caught.value.remote_traceback
+        with pytest.raises(RemoteError, match="StopIteration"):
+            await counter.stop_iteration()
         with pytest.raises(RemoteError, match="no public method 'subtract'"):
             await counter.subtract(1)
         with pytest.raises(AttributeError, match="private"):
