@@ -109,6 +109,7 @@ class Actors:
         )
         self._tasks = Tasks(self._failed)
         self._actors: dict[str, _Started] = {}
+        self._ending: list[Children] = []
         self._failure: BaseException | None = None
         self._places_changed = asyncio.Event()
         self._is_open = False
@@ -147,10 +148,11 @@ class Actors:
         self._flush()
         self._is_open = False
         try:
-            await self._tasks.close()
-            await _end_children([s.children for s in self._actors.values() if s.children])
+            of_actors = [started.children for started in self._actors.values()]
+            await _end_children([*self._ending, *filter(None, of_actors)])
         finally:
             self._calls.close("the program has ended its actors")
+            await self._tasks.close()
             await self._endpoint.close()
 
     @property
@@ -212,14 +214,17 @@ class Actors:
             UnsendableError: an argument can't be sent.
             RemoteError: the class raised an exception.
             ActorLost: the process ended before the object was made.
+            OSError: a process can't be started.
         """
         path = self._checked_path(cls, on)
         packed = packed_arguments(args, kwargs)
-        started = [
-            self._add(path, packed, restarts=restarts, on=on)
-            for _ in range(1 if count is None else count)
-        ]
+        started = []
         try:
+            for _ in range(1 if count is None else count):
+                one = self._add(path, packed, restarts=restarts, on=on)
+                started.append(one)
+                if one.children is not None:
+                    one.children.start()
             await asyncio.gather(*(one.is_ready for one in started))
         except BaseException:
             await self.stop(*(one.handle for one in started))
@@ -240,6 +245,7 @@ class Actors:
             started = self._actors.pop(name, None)
             if started is not None and started.children is not None:
                 ended.append(started.children)
+        self._ending += ended
         self._flush()
         await _end_children(ended)
 
@@ -373,6 +379,8 @@ class Actors:
     def _checked_path(self, cls: type[Any], on: str | None) -> str:
         if not self._is_open:
             raise ActorError("actors can be started within `async with Actors(...)` only")
+        if self._failure is not None:
+            raise ActorError("the hub of the actors has failed") from self._failure
         path = import_path_of(cls)
         if path is None:
             raise ConfigError(
@@ -406,8 +414,6 @@ class Actors:
         )
         self._actors[name] = started
         self._session.add(spec)
-        if started.children is not None:
-            started.children.start()
         self._flush()
         return started
 
@@ -483,6 +489,9 @@ class Actors:
                 self._session.end(name, "its process has ended")
                 self._flush()
                 self._actors.pop(name, None)
+        for children in self._ending:
+            children.poll()
+        self._ending = [children for children in self._ending if not children.is_over]
 
     def _flush(self) -> None:
         """Handle the session's events, then send its messages."""
@@ -554,7 +563,19 @@ def _start_error(event: ev.ActorEnded, handle: ActorHandle) -> ActorError:
 
 
 async def _end_children(all_children: list[Children]) -> None:
-    """End processes: those that do not end by themselves get a signal, and are then killed."""
+    """End processes: those that do not end by themselves get a signal, and are then killed.
+
+    They are killed at once if this is cancelled.
+    """
+    try:
+        await _end_in_order(all_children)
+    except BaseException:
+        for children in all_children:
+            children.stop(signal.SIGKILL)
+        raise
+
+
+async def _end_in_order(all_children: list[Children]) -> None:
     for children in all_children:
         children.stop()
     for wait_s, number in ((_END_S, signal.SIGTERM), (_KILLED_S, signal.SIGKILL), (5.0, None)):

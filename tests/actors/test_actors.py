@@ -272,6 +272,51 @@ def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
+def test_no_process_outlives_a_start_or_stop_that_is_cancelled() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        process = psutil.Process(await counter.pid())
+        process.suspend()
+        stopping = asyncio.create_task(actors.stop(counter))
+        starting = asyncio.create_task(actors.start(Counter, count=2))
+        await asyncio.sleep(0.1)
+        others = set(psutil.Process().children()) - {process}
+        for task in (starting, starting, stopping):
+            task.cancel()
+            await asyncio.sleep(0.1)
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+        async def have_ended() -> bool:
+            return not any(map(runs, [process, *others]))
+
+        assert len(others) == 2
+        async with asyncio.timeout(3):
+            await until(have_ended)
+
+    with_actors(use)
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_can_not_be_started_is_an_error_of_the_start_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def use(actors: Actors) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/no/such/python")
+            with pytest.raises(OSError, match="no/such"):
+                await actors.start(Counter, count=2)
+        counter = await actors.start(Counter)
+        assert await counter.add(1) == 1
+
+    with_actors(use)
+
+
 def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other() -> None:
     async def use(actors: Actors) -> None:
         command = [sys.executable, "-m", "aiorl.worker", "--connect", actors.address]
