@@ -60,6 +60,7 @@ class ActorHost:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="actor")
         self._object: Any = None
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._unsendable: dict[int, UnsendableError] = {}  # items of streams
         self._credits: dict[int, asyncio.Semaphore] = {}
         self._outbox: deque[Sequence[Buffer]] = deque()
         self._sender: asyncio.Task[None] | None = None
@@ -144,7 +145,7 @@ class ActorHost:
             case Reply(call_id):
                 self._send(Reply(call_id, False, _described(error)))
             case Item(call_id):
-                self._running[call_id].cancel(str(error))
+                self._unsendable[call_id] = error
             case Call(call_id):
                 self._calls.ended(call_id, ok=False, result=_described(error))
             case _:
@@ -249,6 +250,8 @@ class ActorHost:
             async for item in stream:
                 self._session.send_item(call.call_id, pack(item))
                 self._flush()
+                if call.call_id in self._unsendable:
+                    raise self._unsendable.pop(call.call_id)
                 await credit.acquire()
 
     async def _all_of(self, items: AsyncIterator[Any] | Iterator[Any]) -> AsyncGenerator[Any, None]:

@@ -53,6 +53,7 @@ _KILLED_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 0.05
 _LOCAL: Final = "tcp://127.0.0.1:0"
 _SLOT: Final = 1
+_ANY_NUMBER: Final = 1 << 48
 
 
 @dataclass(slots=True)
@@ -301,7 +302,7 @@ class Actors:
         """
         packed = packed_arguments(args, kwargs)
         try:
-            encode(Payload(0, packed), compress=False, limits=LIMITS)
+            encode(Payload(_ANY_NUMBER, packed), compress=False, limits=LIMITS)
         except LocalProtocolError as error:
             raise UnsendableError(str(error)) from error
         number = self._session.share(packed)

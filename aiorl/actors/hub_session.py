@@ -442,6 +442,12 @@ class HubSession:
                 self._reply(place, call_id, ok=False, result=result)
             case m.Reply(call_id):
                 self._out.append((peer, m.Reply(call_id, False, result)))
+            case m.Item(call_id):
+                ours = place.outstanding.get(call_id, 0)
+                actor = self._actor_of_call.get(ours)
+                if actor is not None and actor.place is not None:
+                    self.cancel(ours)
+                    self._reply(actor.place, ours, ok=False, result=result)
             case _:
                 self._violated(place, f"a message to it can't be sent: {reason}")
 

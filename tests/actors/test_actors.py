@@ -79,6 +79,14 @@ def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() 
         assert caught.value.kind == "UnsendableError"
         with pytest.raises(UnsendableError, match="limits"):
             await actors.broadcast([counter], "same", names)
+        many = [np.zeros(1)] * 5_000
+        with pytest.raises(RemoteError, match="5000 arrays"):
+            await counter.same(many)
+        stream = aiter(counter.zeros(5_000))
+        assert await anext(stream) == 0
+        with pytest.raises(RemoteError, match="5000 arrays") as of_stream:
+            await anext(stream)
+        assert of_stream.value.kind == "UnsendableError"
         assert await counter.add(1) == 2
 
     with_actors(use)

@@ -352,6 +352,19 @@ def test_the_end_of_an_actor_cancels_its_calls_to_others() -> None:
     assert (b"p", m.Cancel(call_id)) in hub.messages_to_send()
 
 
+def test_a_stream_ends_with_an_item_that_can_not_be_passed_on() -> None:
+    hub = hub_with_an_actor()
+    hub.receive(b"p", m.Call(7, "items", NO_ARGS, actor="a", credit=8), 0.0)
+    [call_id] = calls_sent(hub)
+    hub.receive(b"p", m.Item(call_id, 1), 0.0)
+    [item] = direct(hub)
+    hub.not_sent(b"p", item, "too large")
+    cancel, reply = (message for _, message in hub.messages_to_send())
+    assert cancel == m.Cancel(call_id)
+    assert isinstance(reply, m.Reply)
+    assert (reply.call_id, reply.ok) == (7, False)
+
+
 def test_two_actors_have_no_name_in_common() -> None:
     hub = hub_with_an_actor()
     with pytest.raises(LocalProtocolError, match="'a'"):

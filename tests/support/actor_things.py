@@ -84,6 +84,11 @@ class Counter:
     def call(self, function: Any, value: Any) -> Any:
         return function(value)
 
+    async def zeros(self, count: int) -> AsyncIterator[Any]:
+        yield 0
+        yield [np.zeros(1)] * count
+        yield 0
+
     def big(self, size: int) -> list[int]:
         return list(range(size))
 

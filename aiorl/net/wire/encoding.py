@@ -267,6 +267,11 @@ class _Writer:
             frames.append(b"".join(self.packed))
         frames += [frame.frame() if isinstance(frame, _Shared) else frame for frame in self.frames]
         limits = self.limits
+        if len(self.columns) > limits.max_arrays:
+            raise LocalProtocolError(
+                f"a {name} message of {len(self.columns)} arrays exceeds the protocol's limits"
+                f" ({limits.max_arrays} arrays)"
+            )
         if len(header) > limits.max_header_bytes or len(frames) > limits.max_frames:
             raise LocalProtocolError(
                 f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes"
