@@ -6,6 +6,7 @@ A hub and an actor call in the same way, each through its session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, Protocol
@@ -228,6 +229,7 @@ class RemoteStream:
     def __init__(self, calls: Calls, method: str) -> None:
         self.method = method
         self._calls = calls
+        self._loop = asyncio.get_running_loop()
         self._call_id = 0
         self._items: deque[Any] = deque()
         self._num_taken = 0
@@ -262,11 +264,18 @@ class RemoteStream:
 
     async def aclose(self) -> None:
         """Close the generator; items that have arrived can still be taken."""
-        self._close()
+        if self._end is None:
+            self._calls.cancel(self._call_id)
+            self.fail(StopAsyncIteration())
 
     def __del__(self) -> None:
-        """Close the generator of a stream that no one reads to its end."""
-        self._close()
+        """Close the generator of a stream that no one reads to its end.
+
+        The collector can run in any thread.
+        """
+        if self._end is None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._calls.cancel, self._call_id)
 
     def put(self, item: Any) -> None:
         """Add an item."""
@@ -281,12 +290,6 @@ class RemoteStream:
         """End the stream with an error, after the items that have arrived."""
         if self._end is None:
             self._end = error
-            self._wake()
-
-    def _close(self) -> None:
-        if self._end is None:
-            self._end = StopAsyncIteration()
-            self._calls.cancel(self._call_id)
             self._wake()
 
     def _wake(self) -> None:

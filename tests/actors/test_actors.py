@@ -115,6 +115,21 @@ def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way() -> None
     with_actors(use)
 
 
+def test_a_stream_is_closed_in_whatever_thread_it_is_collected() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        streams = [aiter(counter.arrays(1000))]
+        assert (await anext(streams[0]))[0] == 0
+        await asyncio.to_thread(streams.clear)
+
+        async def is_closed() -> bool:
+            return await counter.num_cancelled() == 1
+
+        await until(is_closed)
+
+    with_actors(use)
+
+
 def test_cancelling_the_task_that_waits_cancels_the_method() -> None:
     async def use(actors: Actors) -> None:
         counter = await actors.start(Counter)
