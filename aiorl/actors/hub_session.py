@@ -238,6 +238,7 @@ class HubSession:
         self._places: dict[bytes, _Place] = {}
         self._actors: dict[str, _Actor] = {}
         self._waiting: dict[str, _Actor] = {}
+        self._named_places: set[str] = set()
         self._actor_of_call: dict[int, _Actor] = {}
         self._payloads: dict[int, m.Payload] = {}
         self._next_call = 1
@@ -262,6 +263,8 @@ class HubSession:
         actor = _Actor(spec, spec.restarts)
         self._actors[spec.name] = actor
         self._waiting[spec.name] = actor
+        if spec.place:
+            self._named_places.add(spec.place)
         self._fill_places()
 
     def call(self, name: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
@@ -508,6 +511,10 @@ class HubSession:
             )
             return
         self.lose_place(hello.worker_id, "it connected again")
+        awaited = {actor.spec.place for actor in self._waiting.values()}
+        if hello.worker_id in self._named_places - awaited:
+            self._out.append((peer, m.Bye("its actor has ended", final=False)))
+            return
         place = _Place(peer, hello.worker_id, hello.host, now)
         self._places[peer] = place
         self._out.append((peer, m.LearnerBeat(self.hub_id, -1)))

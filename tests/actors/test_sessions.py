@@ -365,6 +365,17 @@ def test_a_stream_ends_with_an_item_that_can_not_be_passed_on() -> None:
     assert (reply.call_id, reply.ok) == (7, False)
 
 
+def test_a_process_that_comes_after_the_end_of_its_actor_runs_no_other_one() -> None:
+    hub = HubSession("hub")
+    hub.add(ActorSpec("a", "m:C", NO_ARGS, place="w"))
+    hub.end("a", "it was stopped")
+    hub.add(ActorSpec("b", "m:C", NO_ARGS))
+    hub.receive(b"p", hello("w"), 0.0)
+    assert [type(message) for message in direct(hub)] == [m.Bye]
+    assert hub.free_places == []
+    assert hub.state_of("b") is ActorState.WAITING
+
+
 def test_two_actors_have_no_name_in_common() -> None:
     hub = hub_with_an_actor()
     with pytest.raises(LocalProtocolError, match="'a'"):
