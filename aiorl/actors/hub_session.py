@@ -11,6 +11,7 @@ then end with the reason. Each call ends exactly once, and the calls of other ac
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections import deque
 from collections.abc import Mapping
@@ -302,8 +303,10 @@ class HubSession:
         actor = self._actor_of_call.get(call_id)
         if actor is not None:
             call = actor.calls[call_id]
+            items = min(items, MAX_CREDIT - call.credit)
             call.credit += items
-            self._send_to(actor, m.Credit(call_id, items))
+            if call.is_sent and items:
+                self._send_to(actor, m.Credit(call_id, items))
 
     def cancel(self, call_id: int) -> None:
         """Cancel a call: its method, if it is asynchronous and runs, or the call, if it waits.
@@ -410,7 +413,7 @@ class HubSession:
             case m.Credit(call_id, items):
                 ours = place.outstanding.get(call_id)
                 if ours is not None:
-                    self.give_credit(ours, min(items, MAX_CREDIT))
+                    self.give_credit(ours, items)
             case m.Cancel(call_id):
                 ours = place.outstanding.get(call_id)
                 if ours is not None:
@@ -659,7 +662,7 @@ class HubSession:
         call.is_sent = True
         actor.num_sent += 1
         actor.bytes_sent += call.num_bytes
-        self._send_to(actor, call.message)
+        self._send_to(actor, dataclasses.replace(call.message, credit=call.credit))
 
     def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
         if actor.place is not None:

@@ -18,7 +18,7 @@ from aiorl.config.code import import_object, import_path_of
 from aiorl.data.columns import Array
 from aiorl.data.fragment import Fragment
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
-from aiorl.errors import AiorlError, RemoteProtocolError, UnsendableError
+from aiorl.errors import RemoteProtocolError, UnsendableError
 from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes
 from aiorl.net.wire.format import DTYPES, Limits
 from aiorl.net.wire.messages import Value
@@ -223,7 +223,7 @@ class _Reader:
             return read(self, content)
         except RemoteProtocolError:
             raise
-        except (AiorlError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # whatever a peer's content makes a reader raise
             raise RemoteProtocolError(f"a value marked {mark} can't be read: {error}") from error
 
     def _unpacked(self, value: Value) -> Any:
@@ -260,6 +260,8 @@ class _Reader:
 
     def _batches(self, content: Any) -> Any:
         batches = self._unpacked(content["policies"])
+        if not all(isinstance(batch, SampleBatch) for batch in batches.values()):
+            raise TypeError("expected a sample batch for each policy")
         return MultiAgentBatch(batches, _count(content["env_steps"]))
 
     def _fragment(self, content: Any) -> Any:

@@ -376,6 +376,20 @@ def test_a_process_that_comes_after_the_end_of_its_actor_runs_no_other_one() -> 
     assert hub.state_of("b") is ActorState.WAITING
 
 
+def test_credit_for_a_call_that_waits_is_sent_with_it_and_the_sum_is_bounded() -> None:
+    hub = hub_with_an_actor(in_flight=1)
+    first = hub.call("a", "echo", NO_ARGS)
+    stream = hub.call("a", "items", NO_ARGS, credit=8)
+    hub.give_credit(stream, 4)
+    hub.receive(b"p", m.Reply(first, True, None), 0.0)
+    hub.give_credit(stream, 1 << 40)
+    hub.give_credit(stream, 1)
+    _, call, credit = direct(hub)
+    assert isinstance(call, m.Call)
+    assert (call.call_id, call.credit) == (stream, 12)
+    assert credit == m.Credit(stream, (1 << 16) - 12)
+
+
 def test_two_actors_have_no_name_in_common() -> None:
     hub = hub_with_an_actor()
     with pytest.raises(LocalProtocolError, match="'a'"):

@@ -124,6 +124,7 @@ def test_what_is_no_data_is_refused_before_it_leaves(value: Any, part: str) -> N
         {"$nothing": []},
         {"$batch": {"columns": {"a": 1}}},
         {"$batches": []},
+        {"$batches": {"policies": {"p": 1}, "env_steps": 1}},
         {"$fragment": {}},
         {"$space": {"kind": "Box"}},
         {"$actor": [1, 2]},
