@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from aiorl.actors.hub_session import INIT, MAX_CREDIT
+from aiorl.actors.hub_session import INIT, MAX_CREDIT, num_bytes
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.wire import messages as m
 
@@ -21,6 +21,9 @@ _HELLO_AGAIN_S: Final = 1.0
 _MISSED_AFTER_S: Final = 0.5
 """Time after a call until its missing payload is asked for, seconds."""
 _HEARTBEAT_S: Final = 1.0
+_MAX_CALLS: Final = 256
+_MAX_BYTES: Final = 64 << 20
+"""Bounds of this actor's own calls that have not ended; further ones wait in order."""
 _RECENT_PAYLOADS: Final = 2
 """Payloads that are kept although no call has named them yet."""
 
@@ -159,6 +162,8 @@ class ActorSession:
         self._last_hello = float("-inf")
         self._last_beat = float("-inf")
         self._next_call = 1
+        self._unsent: OrderedDict[int, m.Call] = OrderedDict()
+        self._outstanding: dict[int, int] = {}  # number of a call -> bytes of its arguments
         self._payloads: OrderedDict[int, Mapping[str, m.Plain]] = OrderedDict()
         self._requested: set[int] = set()
         self._waiting: list[_WaitingCall] = []
@@ -182,7 +187,8 @@ class ActorSession:
         """
         call_id = self._next_call
         self._next_call += 1
-        self._send(m.Call(call_id, method, args, actor=actor, credit=credit))
+        self._unsent[call_id] = m.Call(call_id, method, args, actor=actor, credit=credit)
+        self._send_calls()
         return call_id
 
     def give_credit(self, call_id: int, items: int) -> None:
@@ -191,7 +197,10 @@ class ActorSession:
 
     def cancel(self, call_id: int) -> None:
         """Cancel one of this actor's own calls; it still ends with Answered."""
-        self._send(m.Cancel(call_id))
+        if self._unsent.pop(call_id, None) is None:
+            self._send(m.Cancel(call_id))
+        else:
+            self._events.append(Answered(call_id, False, {"kind": "CancelledError"}))
 
     def leave(self, reason: str) -> None:
         """End on purpose."""
@@ -262,7 +271,9 @@ class ActorSession:
             case m.Credit(call_id, items):
                 self._events.append(CreditArrived(call_id, min(items, MAX_CREDIT)))
             case m.Reply(call_id, ok, result):
+                self._outstanding.pop(call_id, None)
                 self._events.append(Answered(call_id, ok, result))
+                self._send_calls()
             case m.Item(call_id, value):
                 self._events.append(ItemReceived(call_id, value))
 
@@ -289,6 +300,19 @@ class ActorSession:
     def _send(self, message: m.UpMessage) -> None:
         if self.state is LinkState.REGISTERED:
             self._out.append(message)
+
+    def _send_calls(self) -> None:
+        """Send calls within the bounds of the hub; one of any size is let through."""
+        outstanding = self._outstanding
+        while self._unsent:
+            call = next(iter(self._unsent.values()))
+            size = num_bytes(call.args)
+            is_full = sum(outstanding.values()) + size > _MAX_BYTES
+            if outstanding and (is_full or len(outstanding) >= _MAX_CALLS):
+                return
+            del self._unsent[call.call_id]
+            outstanding[call.call_id] = size
+            self._send(call)
 
     def _say_hello(self, now: float) -> None:
         self._last_hello = now

@@ -147,7 +147,8 @@ class ActorHost:
             case Item(call_id):
                 self._unsendable[call_id] = error
             case Call(call_id):
-                self._calls.ended(call_id, ok=False, result=_described(error))
+                self._session.receive(Reply(call_id, False, _described(error)), time.monotonic())
+                self._flush()
             case _:
                 raise error
 

@@ -175,6 +175,7 @@ class _Place:
     last_heard: float
     actor: _Actor | None = None
     outstanding: dict[int, int] = field(default_factory=dict)  # its call id -> ours
+    bytes_outstanding: int = 0
     requested: set[int] = field(default_factory=set)  # numbers of shared arguments
     needless: int = 0
 
@@ -209,7 +210,7 @@ class _Actor:
         place: the process that runs it.
         calls: our number of a call -> the call, sent or not.
         waiting: numbers of calls that have not been sent, in order.
-        num_sent: calls that were sent and have not been answered.
+        num_sent: calls of the hub that were sent and have not been answered.
         bytes_sent: bytes of their arguments.
         num_restarts: restarts so far.
     """
@@ -624,6 +625,8 @@ class HubSession:
         )
         size = num_bytes(message.args)
         call = _Call(message, caller, credit=message.credit, num_bytes=size)
+        if caller is not None:
+            caller[0].bytes_outstanding += size
         actor = self._actors.get(name)
         if actor is None:
             self._report_lost(call, name, "it has ended", is_restarting=False)
@@ -631,7 +634,7 @@ class HubSession:
         actor.calls[call_id] = call
         self._actor_of_call[call_id] = actor
         is_running = actor.state is ActorState.RUNNING
-        if caller is not None and is_running and self._has_room(actor, call):
+        if caller is not None and is_running:
             self._send_call(actor, call)
         else:
             actor.waiting.append(call_id)
@@ -650,18 +653,19 @@ class HubSession:
 
     def _has_room(self, actor: _Actor, call: _Call) -> bool:
         settings = self.settings
-        if not actor.num_sent:
+        # Calls of actors are bounded for each caller. Here they are not: actors that wait for each
+        # other would wait forever.
+        if call.caller is not None or not actor.num_sent:
             return True
         if actor.bytes_sent + call.num_bytes > settings.max_bytes:
             return False
-        # Calls of actors are bounded for each caller. Here they are not: actors that wait for each
-        # other would wait forever.
-        return call.caller is not None or actor.num_sent < settings.in_flight
+        return actor.num_sent < settings.in_flight
 
     def _send_call(self, actor: _Actor, call: _Call) -> None:
         call.is_sent = True
-        actor.num_sent += 1
-        actor.bytes_sent += call.num_bytes
+        if call.caller is None:
+            actor.num_sent += 1
+            actor.bytes_sent += call.num_bytes
         self._send_to(actor, dataclasses.replace(call.message, credit=call.credit))
 
     def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
@@ -675,8 +679,9 @@ class HubSession:
         elif call_id == 0 and actor.state is ActorState.STARTING:
             self._began(actor, ok=ok, result=result)
         elif call_id in actor.calls and actor.calls[call_id].is_sent:
-            actor.num_sent -= 1
-            actor.bytes_sent -= actor.calls[call_id].num_bytes
+            if actor.calls[call_id].caller is None:
+                actor.num_sent -= 1
+                actor.bytes_sent -= actor.calls[call_id].num_bytes
             self._end_call(actor, call_id, ok=ok, result=result)
             self._send_waiting(actor)
         else:
@@ -685,6 +690,9 @@ class HubSession:
     def _began(self, actor: _Actor, *, ok: bool, result: m.Value) -> None:
         if ok:
             actor.state = ActorState.RUNNING
+            actor.waiting = deque(
+                sorted(actor.waiting, key=lambda n: actor.calls[n].caller is None)
+            )
             self._events.append(ActorStarted(actor.spec.name))
             self._send_waiting(actor)
             return
@@ -715,6 +723,9 @@ class HubSession:
         if "payload" in message.args:
             self._violated(place, "called with arguments that it has not shared")
             return
+        if place.bytes_outstanding > 2 * self.settings.max_bytes:
+            self._violated(place, "called others with too many bytes unanswered")
+            return
         if len(place.outstanding) >= _MAX_OUTSTANDING:
             self._violated(place, f"called others with {_MAX_OUTSTANDING} calls unanswered")
             return
@@ -733,6 +744,7 @@ class HubSession:
             return
         place, theirs = call.caller
         place.outstanding.pop(theirs, None)
+        place.bytes_outstanding -= call.num_bytes
         if place.peer in self._places:
             self._out.append((place.peer, m.Reply(theirs, ok, result)))
 
@@ -751,6 +763,7 @@ class HubSession:
             return
         place, theirs = call.caller
         place.outstanding.pop(theirs, None)
+        place.bytes_outstanding -= call.num_bytes
         if place.peer in self._places:
             lost: m.Value = {"lost": name, "message": reason, "is_restarting": is_restarting}
             self._out.append((place.peer, m.Reply(theirs, False, lost)))

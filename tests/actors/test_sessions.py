@@ -390,6 +390,33 @@ def test_credit_for_a_call_that_waits_is_sent_with_it_and_the_sum_is_bounded() -
     assert credit == m.Credit(stream, (1 << 16) - 12)
 
 
+def test_calls_of_an_actor_wait_in_it_beyond_its_bounds_and_go_on_with_each_answer() -> None:
+    actor = ActorSession(Identity("w", "host", 1))
+    actor.receive(m.LearnerBeat("hub", -1), 0.0)
+    ids = [actor.call("a", "echo", NO_ARGS) for _ in range(3000)]
+    actor.cancel(ids[256])
+    actor.receive(m.Reply(ids[0], True, None), 0.0)
+    sent = [call.call_id for call in actor.messages_to_send() if isinstance(call, m.Call)]
+    assert sent == [*ids[:256], ids[257]]
+    cancelled, answered = actor.events()
+    assert isinstance(cancelled, up.Answered)
+    assert isinstance(answered, up.Answered)
+    assert (cancelled.call_id, answered.call_id) == (ids[256], ids[0])
+
+
+def test_calls_of_actors_are_passed_on_in_order_whatever_their_size() -> None:
+    hub = hub_with_an_actor(in_flight=1, max_bytes=1000)
+    hub.receive(b"q", hello("v"), 0.0)
+    hub.add(ActorSpec("b", "m:C", NO_ARGS))
+    by_hub = [hub.call("b", "echo", NO_ARGS) for _ in range(2)]
+    big = {"args": [b"x" * 1500], "kwargs": {}}
+    for number, args in enumerate([big, NO_ARGS, NO_ARGS], start=1):
+        hub.receive(b"p", m.Call(number, "echo", args, actor="b"), 0.0)
+        hub.receive(b"q", m.Reply(0, True, None), 0.0)
+    sent = calls_sent(hub)[1:]
+    assert sent == [by_hub[1] + 1, by_hub[0], by_hub[1] + 2, by_hub[1] + 3]
+
+
 def test_two_actors_have_no_name_in_common() -> None:
     hub = hub_with_an_actor()
     with pytest.raises(LocalProtocolError, match="'a'"):
