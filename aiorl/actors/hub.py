@@ -16,7 +16,7 @@ import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, overload
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.1
 _END_S: Final = 2.0
-"""Seconds in which processes of actors can end by themselves."""
+"""Seconds from the goodbye to a process until it gets a signal."""
 _KILLED_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 0.05
 _LOCAL: Final = "tcp://127.0.0.1:0"
@@ -69,8 +69,6 @@ class _Started:
     handle: ActorHandle
     children: Children | None
     is_ready: asyncio.Future[None]
-    status: str = ""
-    payloads: set[int] = field(default_factory=set)
 
 
 class Actors:
@@ -405,7 +403,7 @@ class Actors:
         self, path: str, args: Mapping[str, Any], *, restarts: int, on: str | None
     ) -> _Started:
         name = f"{path.rpartition(':')[2].rpartition('.')[2]}-{secrets.token_hex(4)}"
-        is_here = on == "here" or (on is None and not self._free_joined())
+        is_here = on == "here" or (on is None and not self.num_free)
         worker_id = secrets.token_hex(8) if is_here else ""
         spec = ActorSpec(name, path, args, restarts=restarts, place=worker_id)
         started = _Started(
@@ -417,9 +415,6 @@ class Actors:
         self._session.add(spec)
         self._flush()
         return started
-
-    def _free_joined(self) -> bool:
-        return bool(self._session.free_places)
 
     def _child_for(self, spec: ActorSpec) -> Children:
         command = [*child_python("aiorl.actors.process"), self._endpoint.local_address, spec.place]
