@@ -187,7 +187,10 @@ class RemoteCall(asyncio.Future[Any]):
     def __aiter__(self) -> RemoteStream:
         """Iterate over the items of a method that is a generator."""
         if self._args is None:
-            raise RuntimeError(f"{self.method} was called for one result, not for a stream")
+            raise RuntimeError(
+                f"{self.method} was called for one result, not for a stream: begin `async for` at"
+                " once, before another `await`"
+            )
         stream = RemoteStream(self._calls, self.method)
         stream.begin(self._actor, self._name, self._args)
         self._args = None
@@ -344,7 +347,18 @@ class ActorHandle:
         return RemoteMethod(self, name)
 
     def __begin__(self, method: str, args: Mapping[str, m.Plain]) -> RemoteCall:
-        """Call a method with packed arguments."""
+        """Call a method with packed arguments.
+
+        Raises:
+            ActorError: there is no event loop here.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise ActorError(
+                f"{method} was called without an event loop: call methods of actors in `async def`"
+                " functions"
+            ) from None
         return RemoteCall(self.__calls__, self.__actor__, method, args)
 
     def __eq__(self, other: object) -> bool:

@@ -244,7 +244,9 @@ class ActorHost:
     ) -> None:
         """Send the items of a generator as the caller takes them, and close it."""
         if not call.credit:
-            raise TypeError(f"{call.method} is a generator: iterate over the call with `async for`")
+            raise TypeError(
+                f"{call.method} is a generator: iterate over the call with `async for` at once"
+            )
         credit = self._credits[call.call_id]
         async with contextlib.aclosing(self._all_of(items)) as stream:
             await credit.acquire()

@@ -151,6 +151,8 @@ def test_actors_call_each_other_by_handles_and_stream_through_the_hub() -> None:
         assert await one.add_to(other, 5) == 5
         assert await other.add(0) == 5
         assert await one.sum_of(other, 30) == sum(range(30))
+        with pytest.raises(RemoteError, match="async def"):
+            await one.add_in_thread(other)
         same = await one.same([other])
         assert same == [other]
         assert await same[0].add(1) == 30

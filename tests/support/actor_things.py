@@ -39,6 +39,9 @@ class Counter:
     def stop_iteration(self) -> Any:
         return next(iter(()))
 
+    def add_in_thread(self, other: ActorHandle) -> None:
+        other.add(1)
+
     def fail(self) -> None:
         raise KeyError("missing")
 
