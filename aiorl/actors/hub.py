@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import time
@@ -53,6 +54,12 @@ _KILLED_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 0.05
 _LOCAL: Final = "tcp://127.0.0.1:0"
 _SLOT: Final = 1
+_THREADS: Final = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
 _ANY_NUMBER: Final = 1 << 48
 
 
@@ -419,6 +426,9 @@ class Actors:
     def _child_for(self, spec: ActorSpec) -> Children:
         command = [*child_python("aiorl.actors.process"), self._endpoint.local_address, spec.place]
 
+        # Libraries of numbers read these when they are loaded: many actors share a host.
+        threads = [name for name in _THREADS if name not in os.environ]
+
         def on_event(event: ChildEvent) -> None:
             match event:
                 case ChildRestarting(_, status):
@@ -435,7 +445,7 @@ class Actors:
             [_SLOT],
             max_restarts=spec.restarts,
             on_event=on_event,
-            environment={**python_path(), "AIORL_RELAY": ""},
+            environment={**dict.fromkeys(threads, "1"), **python_path(), "AIORL_RELAY": ""},
         )
 
     # Inside: messages

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
-# ruff: noqa: E402
-# Libraries of numbers read these when they are loaded: many actors share a host.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import sys

@@ -297,6 +297,21 @@ def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
+def test_processes_of_actors_compute_with_one_thread_unless_the_user_wants_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        assert await counter.variable("OMP_NUM_THREADS") == "1"
+        assert await counter.variable("MKL_NUM_THREADS") == "2"
+        assert "OMP_NUM_THREADS" not in os.environ
+
+    with_actors(use)
+
+
 def test_no_process_outlives_a_start_or_stop_that_is_cancelled() -> None:
     async def use(actors: Actors) -> None:
         counter = await actors.start(Counter)

@@ -48,6 +48,9 @@ class Counter:
     def pid(self) -> int:
         return os.getpid()
 
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
     def die(self, status: int = 7) -> None:
         os._exit(status)
 
