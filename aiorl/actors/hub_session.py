@@ -509,7 +509,8 @@ class HubSession:
         if hello.run_id != m.RUN_OF_ACTORS:
             self._refuse(peer, "this is a hub of actors", m.RefusalCode.ACTORS, retry=True)
             return
-        if len(self._places) >= self.settings.max_places:
+        is_full = len(self._places) >= self.settings.max_places
+        if is_full and hello.worker_id not in self._named_places:
             self._refuse(
                 peer, "there is no room for more processes", m.RefusalCode.FULL, retry=True
             )

@@ -417,6 +417,15 @@ def test_calls_of_actors_are_passed_on_in_order_whatever_their_size() -> None:
     assert sent == [by_hub[1] + 1, by_hub[0], by_hub[1] + 2, by_hub[1] + 3]
 
 
+def test_there_is_always_room_for_a_process_that_an_actor_waits_for() -> None:
+    hub = HubSession("hub", HubSettings(max_places=1))
+    hub.add(ActorSpec("a", "m:C", NO_ARGS, place="w"))
+    for peer, worker_id in ((b"p", "stranger"), (b"q", "late"), (b"r", "w")):
+        hub.receive(peer, hello(worker_id), 0.0)
+    assert hub.free_places == ["stranger"]
+    assert hub.state_of("a") is ActorState.STARTING
+
+
 def test_two_actors_have_no_name_in_common() -> None:
     hub = hub_with_an_actor()
     with pytest.raises(LocalProtocolError, match="'a'"):
