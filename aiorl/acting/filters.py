@@ -22,15 +22,11 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.data.arrays import all_finite, discounted_sums
-from aiorl.data.columns import Array
+from aiorl.data.columns import F32, F64, Array, Bools
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Arrays = Mapping[str, Array]
-
 FilterState = dict[str, Array]
 """``n`` [] int64, ``mean`` and ``m2`` float64 of the filter's shape; empty for NoFilter."""
 

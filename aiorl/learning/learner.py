@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
-from aiorl.data.columns import Piece
+from aiorl.data.columns import Array, Piece
 from aiorl.errors import CheckpointError, ConfigError, TrainingDiverged
 from aiorl.learning.algorithm import (
     Algorithm,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Array = NDArray[Any]
 
 MAX_SKIPS_IN_A_ROW = 10
 """Maximum number of consecutive updates that may be skipped for non-finite numbers; then training

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.config import with_former_defaults
 from aiorl.config.schema import CommonConfig
-from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, gradients_in
+from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, Array, gradients_in
 from aiorl.data.layout import to_training_arrays
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, PolicyError
@@ -41,8 +40,6 @@ from aiorl.learning.experience import Fragments
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.export import make_acting_spec
 from aiorl.learning.models.tf_policy import TFPolicy
-
-Array = NDArray[Any]
 
 
 class PolicyLearning:

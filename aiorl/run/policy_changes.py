@@ -24,11 +24,10 @@ from aiorl.config.code import import_object
 from aiorl.config.worker import PolicyPart
 from aiorl.data.fragment import PolicyGraph, SamplePlan
 from aiorl.errors import CheckpointError, ConfigError, UnknownPolicyError
+from aiorl.net.wire.messages import Arrays
 from aiorl.run.added_policy import REMOVED, AddedPolicy
 from aiorl.run.build import Learning
 from aiorl.run.policy_plan import POLICIES, check_policy_id
-
-Arrays = Mapping[str, NDArray[Any]]
 
 _MAPPING = "multiagent.policy_mapping_fn"
 _ADDED = "added_policies"

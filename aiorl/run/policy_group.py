@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.data.columns import DEFAULT_POLICY_ID
+from aiorl.data.columns import DEFAULT_POLICY_ID, Array
 from aiorl.errors import BatchError, CheckpointError, TrainingDiverged
 from aiorl.learning.algorithm import AlgorithmState, Batch, LeasePlan, UpdateResult
 from aiorl.learning.learner import Learner
 from aiorl.learning.replay.ring import Snapshot
 from aiorl.run.ingest import AssembledBatch
 
-Array = NDArray[Any]
 PolicyColumns = Mapping[str, Mapping[str, Array]]
 """Policy id -> columns by name."""
 

@@ -7,18 +7,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from numpy.typing import NDArray
-
 from aiorl.acting.policy_map import AgentBinding
 from aiorl.data import columns as c
-from aiorl.data.columns import DEFAULT_AGENT_ID
+from aiorl.data.columns import DEFAULT_AGENT_ID, Array
 from aiorl.env.base_env import MAX_GONE_AGENTS
 from aiorl.env.checks import hint_for_vector
 from aiorl.errors import BadRewardError, EnvContractError, EnvError, UnknownPolicyError
 from aiorl.sampling.builder import BatchBuilder
 from aiorl.sampling.seats import AgentRecord, Lane, Seat
 
-Array = NDArray[Any]
 Fault = TypeVar("Fault", bound=EnvError)
 
 

@@ -15,14 +15,13 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.postprocess import NEED_ACTION_VALUES, NEED_VALUES, postprocessed
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
+from aiorl.data.columns import F32, Array
 from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.data.metrics import EpisodeColumns
 from aiorl.process.log_once import warn_of_long_episode
 from aiorl.sampling.clipping import ClipWatch
 from aiorl.sampling.table import DERIVED, Layout, LevelTable
 
-Array = NDArray[Any]
-F32 = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
 _MANY_ROWS = 5000

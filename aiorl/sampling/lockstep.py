@@ -20,6 +20,7 @@ from aiorl.acting.preprocessors import Preprocessor, preprocessor_for
 from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
+from aiorl.data.columns import F32, Array
 from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.data.metrics import EpisodeColumns, PerfStats, RolloutMetrics
 from aiorl.env.base_env import LockstepEnv, TrainingDisabled, VectorStep, env_seeds
@@ -30,9 +31,6 @@ from aiorl.process.machine import spare_cores
 from aiorl.sampling.clipping import ClipWatch
 from aiorl.sampling.fragments import FragmentBuilder
 from aiorl.sampling.table import FinalRows, LevelTable
-
-Array = NDArray[Any]
-F32 = NDArray[np.float32]
 
 
 class Lockstep:

@@ -17,11 +17,11 @@ from aiorl.acting.distributions import ActionDistribution
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
+from aiorl.data.columns import Array
 from aiorl.errors import BadObservationError, BatchError, EnvContractError
 from aiorl.sampling.clipping import ClipWatch
 from aiorl.sampling.table import Table
 
-Array = NDArray[Any]
 OffPolicyActions = Mapping[Any, Mapping[Any, Any]]
 
 # no column of a policy has these names

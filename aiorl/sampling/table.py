@@ -22,11 +22,9 @@ from numpy.typing import DTypeLike, NDArray
 from aiorl.acting.graph_policy import ActRows
 from aiorl.data import columns as c
 from aiorl.data.arrays import allocate_together
+from aiorl.data.columns import F32, I64, Array
 from aiorl.errors import BatchError
 
-Array = NDArray[Any]
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 Layout = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 _NOTHING_WAITS = np.iinfo(np.int64).max

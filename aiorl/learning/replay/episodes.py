@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Columns, ColumnSpec
+from aiorl.data.columns import I64, Array, Columns, ColumnSpec
 from aiorl.data.fragment import check_numbers
 from aiorl.errors import BatchError
 from aiorl.learning.replay.replay import Replay, Sample, rows_of
-from aiorl.learning.replay.ring import I64
 from aiorl.learning.replay.spec import EPISODE_COLUMNS, ReplaySpec, check_episode_columns
 
 _UNKNOWN = -1

@@ -16,17 +16,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Bools, Columns
+from aiorl.data.columns import I32, I64, Array, Bools, Columns
 from aiorl.data.fragment import continues_stack
 from aiorl.errors import BatchError
 from aiorl.learning.replay.ring import Ring
 from aiorl.learning.replay.spec import RECENT_FRAMES
-
-I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
 
 _RECENT_SHARE = 32
 """A trajectory continues from stored frames only if they are recent: among the newest

@@ -9,11 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+from aiorl.data.columns import F32, F64, I64
 
 _START = 10
 """Level at which a search begins. Its sums are few enough to be added up in each search, which

@@ -11,12 +11,12 @@ import numpy as np
 
 from aiorl.acting.postprocess import last_rows, n_step_new_obs
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Columns, ColumnSpec, Piece
+from aiorl.data.columns import F32, F64, I64, Array, Columns, ColumnSpec, Piece
 from aiorl.data.fragment import check_fragment
 from aiorl.errors import BatchError, CheckpointError
 from aiorl.learning.replay.frames import FrameStore, observed
-from aiorl.learning.replay.priorities import F32, F64, Priorities
-from aiorl.learning.replay.ring import I64, Ring, Snapshot
+from aiorl.learning.replay.priorities import Priorities
+from aiorl.learning.replay.ring import Ring, Snapshot
 from aiorl.learning.replay.spec import EPISODE_COLUMNS, FRAMES_OF, ReplaySpec, allocate
 
 _MIN_GROUP = 256

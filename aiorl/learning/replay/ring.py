@@ -10,12 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aiorl.data.columns import Array, Piece
+from aiorl.data.columns import I64, Array, Piece
 from aiorl.errors import CheckpointError
-
-I64 = NDArray[np.int64]
 
 _MAX_ASIDE_BYTES = 128 << 20
 

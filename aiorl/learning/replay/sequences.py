@@ -21,10 +21,9 @@ import numpy as np
 
 from aiorl.acting.postprocess import n_step
 from aiorl.data import columns as c
-from aiorl.data.columns import Array, Bools, Columns, ColumnSpec
+from aiorl.data.columns import I64, Array, Bools, Columns, ColumnSpec
 from aiorl.data.fragment import check_fragment, check_numbers, new_obs
 from aiorl.errors import BatchError
-from aiorl.learning.replay.ring import I64
 from aiorl.learning.replay.spec import EPISODE_COLUMNS, check_episode_columns
 
 TRAINED = "trained"

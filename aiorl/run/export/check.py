@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from aiorl.acting.acting_graph import (
     DIST_INPUTS_OUTPUT,
@@ -19,10 +18,10 @@ from aiorl.acting.acting_graph import (
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.acting.graph_policy import ActResult, GraphPolicy
 from aiorl.data import columns as c
+from aiorl.data.columns import Array
 from aiorl.errors import ExportError
 from aiorl.run.export.form import PolicyForm
 
-Array = NDArray[Any]
 Runner = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Function that runs a file: inputs by name -> outputs by name, [N, ...]."""
 

@@ -43,10 +43,8 @@ from aiorl.acting.distributions import (
 )
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data.actions import leaves_of
+from aiorl.data.columns import F32
 from aiorl.errors import ExportError
-
-Array = NDArray[Any]
-F32 = NDArray[np.float32]
 
 _ACTION = "action"
 _ONE = np.ones(1, np.float32)

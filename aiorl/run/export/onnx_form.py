@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -21,6 +20,7 @@ from aiorl.acting.acting_graph import (
     ArraySpec,
     without_files,
 )
+from aiorl.data.columns import Array
 from aiorl.errors import ExportError
 from aiorl.run.export.check import Runner
 from aiorl.run.export.form import (
@@ -30,8 +30,6 @@ from aiorl.run.export.form import (
     choose_action,
     normalise,
 )
-
-Array = NDArray[Any]
 
 _PREFIX = "aiorl/"
 _WIDE = _PREFIX + DIST_INPUTS_OUTPUT

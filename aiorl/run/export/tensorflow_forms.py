@@ -20,6 +20,7 @@ from aiorl.acting.acting_graph import (
     PREV_ACTIONS_INPUT,
     PREV_REWARDS_INPUT,
 )
+from aiorl.data.columns import Array
 from aiorl.errors import ExportError
 from aiorl.learning.models.functional import FunctionalNetwork
 from aiorl.run.export.check import Runner
@@ -30,8 +31,6 @@ from aiorl.run.export.form import (
     choose_action,
     normalise,
 )
-
-Array = NDArray[Any]
 
 _SIGNATURE = "serving_default"
 _LACKING = re.compile(r"'tf\.(\w+)' op is neither")

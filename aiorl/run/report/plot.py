@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from aiorl.config.files import MAX_BYTES, parse_yaml, read_regular
 from aiorl.config.layers import CONFIG_FILE
+from aiorl.data.columns import F64
 from aiorl.errors import ConfigError
 from aiorl.process.replaced_file import replaced
 from aiorl.run.report.figures import number_at
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-F64 = NDArray[np.float64]
 PLOT_FILE = "learning_curve.png"
 _MAX_POINTS = 1000
 _FEW_POINTS = 20  # up to this number, points get markers
