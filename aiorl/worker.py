@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
+from aiorl.process.early import ONE_THREAD
+
 # ruff: noqa: E402
 # The libraries of NumPy and ONNX Runtime read these when they are loaded. Each worker process gets one thread, since
 # many workers share a host (num_cpus_per_worker raises the number for ONNX Runtime).
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+for _name, _number in ONE_THREAD.items():
+    os.environ.setdefault(_name, _number)
 
 import argparse
 import logging
@@ -244,11 +246,10 @@ def _run_worker(words: list[str]) -> int:
 
 async def _work(args: WorkerArgs) -> int:
     import asyncio
-    import threading
 
     from aiorl.net.transport.system import share_one_heap
     from aiorl.process.children import watch_parent
-    from aiorl.process.program import on_stop_signals
+    from aiorl.process.program import end_within, on_stop_signals
     from aiorl.process.tasks import report_stray_errors
     from aiorl.run.worker.service import WorkerOutcome, make_service
 
@@ -275,10 +276,7 @@ async def _work(args: WorkerArgs) -> int:
             begin_again(end)
         outcome = WorkerOutcome(True, end.reason, final=True)
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
-    # closing the loop waits for threads, perhaps forever
-    end_process = threading.Timer(_END_WITHIN_S, os._exit, (outcome.status,))
-    end_process.daemon = True
-    end_process.start()
+    end_within(_END_WITHIN_S, outcome.status)
     return outcome.status
 
 

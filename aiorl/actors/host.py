@@ -13,8 +13,7 @@ import inspect
 import logging
 import time
 import traceback
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -25,12 +24,12 @@ from aiorl.actors.calls import Calls
 from aiorl.actors.values import LIMITS, pack, unpack
 from aiorl.config.code import import_object
 from aiorl.errors import (
-    ConfigError,
     LocalProtocolError,
     RemoteProtocolError,
     UnsendableError,
 )
-from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.net.transport.endpoint import Event, EventKind, WorkerEndpoint
+from aiorl.net.transport.outbox import Outbox
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage
@@ -62,8 +61,7 @@ class ActorHost:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._unsendable: dict[int, UnsendableError] = {}  # items of streams
         self._credits: dict[int, asyncio.Semaphore] = {}
-        self._outbox: deque[Sequence[Buffer]] = deque()
-        self._sender: asyncio.Task[None] | None = None
+        self._outbox = Outbox(endpoint, self._tasks)
         self._done: asyncio.Future[ev.Ended] | None = None
 
     async def run(self) -> ev.Ended:
@@ -131,13 +129,8 @@ class ActorHost:
             frames = encode(message, compress=not self._endpoint.is_local, limits=LIMITS)
         except LocalProtocolError as error:  # too large, for example
             self._not_sent(message, UnsendableError(str(error)))
-            return
-        if self._outbox or not self._endpoint.send(frames):
-            if not self._endpoint.connected:
-                return  # the hub counts this actor as lost
-            self._outbox.append(frames)
-            if self._sender is None or self._sender.done():
-                self._sender = self._tasks.start(self._send_waiting(), "send")
+        else:
+            self._outbox.send(frames)  # without a connection, the hub counts this actor as lost
 
     def _not_sent(self, message: UpMessage, error: UnsendableError) -> None:
         """Let the call end to which a message belongs that can't be sent."""
@@ -151,12 +144,6 @@ class ActorHost:
                 self._flush()
             case _:
                 raise error
-
-    async def _send_waiting(self) -> None:
-        while self._outbox:
-            await self._endpoint.wait_writable()
-            while self._outbox and self._endpoint.send(self._outbox[0]):
-                self._outbox.popleft()
 
     # Events
     # ----------------------------------------------------------------------------------------------
@@ -302,11 +289,8 @@ class ActorHost:
 
 def _described(error: BaseException) -> dict[str, Any]:
     """Return what the caller gets to know of an exception."""
-    message = str(error)
-    if isinstance(error, ConfigError):
-        message = " ".join(filter(None, (error.message, error.hint)))
     return {
         "kind": type(error).__qualname__,
-        "message": message[:4000],
+        "message": str(error)[:4000],
         "traceback": "".join(traceback.format_exception(error))[-12_000:],
     }

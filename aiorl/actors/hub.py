@@ -41,25 +41,26 @@ from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import DownMessage, Payload
-from aiorl.process.children import ChildEvent, ChildGaveUp, Children, ChildRestarting, status_text
+from aiorl.process.children import (
+    RELAY,
+    ChildEvent,
+    ChildGaveUp,
+    Children,
+    ChildRestarting,
+    status_text,
+)
+from aiorl.process.early import ONE_THREAD
 from aiorl.process.imports import child_python, python_path
-from aiorl.process.tasks import Tasks
+from aiorl.process.tasks import Tasks, end_children
 
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.1
 _END_S: Final = 2.0
 """Seconds from the goodbye to a process until it gets a signal."""
-_KILLED_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 0.05
 _LOCAL: Final = "tcp://127.0.0.1:0"
 _SLOT: Final = 1
-_THREADS: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 _ANY_NUMBER: Final = 1 << 48
 
 
@@ -425,9 +426,8 @@ class Actors:
 
     def _child_for(self, spec: ActorSpec) -> Children:
         command = [*child_python("aiorl.actors.process"), self._endpoint.local_address, spec.place]
-
-        # Libraries of numbers read these when they are loaded: many actors share a host.
-        threads = [name for name in _THREADS if name not in os.environ]
+        # many actors share a host, but the user's own numbers hold
+        threads = {name: os.environ.get(name, number) for name, number in ONE_THREAD.items()}
 
         def on_event(event: ChildEvent) -> None:
             match event:
@@ -445,7 +445,7 @@ class Actors:
             [_SLOT],
             max_restarts=spec.restarts,
             on_event=on_event,
-            environment={**dict.fromkeys(threads, "1"), **python_path(), "AIORL_RELAY": ""},
+            environment={**threads, **python_path(), RELAY: ""},
         )
 
     # Inside: messages
@@ -569,28 +569,10 @@ def _start_error(event: ev.ActorEnded, handle: ActorHandle) -> ActorError:
 
 
 async def _end_children(all_children: list[Children]) -> None:
-    """End processes: those that do not end by themselves get a signal, and are then killed.
-
-    They are killed at once if this is cancelled.
-    """
+    """End processes as `end_children` does; they are killed at once if this is cancelled."""
     try:
-        await _end_in_order(all_children)
+        await end_children(all_children, _END_S)
     except BaseException:
         for children in all_children:
             children.stop(signal.SIGKILL)
         raise
-
-
-async def _end_in_order(all_children: list[Children]) -> None:
-    for children in all_children:
-        children.stop()
-    for wait_s, number in ((_END_S, signal.SIGTERM), (_KILLED_S, signal.SIGKILL), (5.0, None)):
-        deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
-            for children in all_children:
-                children.poll()
-            if all(children.is_over for children in all_children):
-                return
-            await asyncio.sleep(0.01)
-        for children in all_children:
-            children.stop(number)

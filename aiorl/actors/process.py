@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +19,12 @@ from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
 from aiorl.process.children import FAILED, RUN_IS_OVER, watch_parent
 from aiorl.process.imports import find_modules_here
-from aiorl.process.program import keep_output_from_failing, log_to_stderr, on_stop_signals
+from aiorl.process.program import (
+    end_within,
+    keep_output_from_failing,
+    log_to_stderr,
+    on_stop_signals,
+)
 from aiorl.process.tasks import new_event_loop, report_stray_errors
 
 logger = logging.getLogger("aiorl.actor")
@@ -65,11 +69,9 @@ async def _run(address: str, worker_id: str) -> int:
     on_stop_signals(lambda name: host.stop(f"ended by {name}"))
     end = await host.run()
     logger.log(logging.DEBUG if end.is_orderly else logging.WARNING, "%s", end.reason)
-    # closing the loop waits for threads, perhaps forever
-    end_process = threading.Timer(_END_WITHIN_S, os._exit, (FAILED,))
-    end_process.daemon = True
-    end_process.start()
-    return RUN_IS_OVER if end.is_final else FAILED
+    status = RUN_IS_OVER if end.is_final else FAILED
+    end_within(_END_WITHIN_S, status)
+    return status
 
 
 def main(address: str, worker_id: str) -> int:

@@ -11,7 +11,17 @@ import os
 import signal
 import sys
 
-__all__ = ["begin", "has_loaded", "is_command"]
+__all__ = ["ONE_THREAD", "begin", "has_loaded", "is_command"]
+
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+}
+"""Environment variables with which libraries of numbers use one thread. They read them when they
+are loaded.
+"""
 
 
 def begin() -> None:

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -136,6 +137,15 @@ def _first_and_second(stop: Callable[[str], None]) -> Callable[[int], None]:
 
 def _name(number: int) -> str:
     return CTRL_C if number == signal.SIGINT else signal.Signals(number).name
+
+
+def end_within(seconds: float, status: int) -> None:
+    """End this process with a status after a time, since closing an event loop waits for threads,
+    perhaps forever.
+    """
+    end_process = threading.Timer(seconds, os._exit, (status,))
+    end_process.daemon = True
+    end_process.start()
 
 
 def log_to_stderr(level: str | None) -> None:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from aiorl.process.children import Children
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _END_S = 10.0
+_LOOK_EVERY_S = 0.02
 
 
 class Tasks:
@@ -54,6 +59,27 @@ class Tasks:
         if error is not None:
             logger.error("the task %s failed", task.get_name(), exc_info=error)
             self._on_failure(error)
+
+
+async def end_children(all_children: Sequence[Children], grace_s: float) -> None:
+    """End child processes; those that do not leave by themselves within ``grace_s`` seconds are
+    ended by signal. None is started again.
+    """
+    for children in all_children:
+        children.stop()
+    for wait_s, number in (
+        (grace_s, signal.SIGTERM),
+        (min(1.0, grace_s), signal.SIGKILL),
+        (5.0, None),
+    ):
+        for _ in range(round(wait_s / _LOOK_EVERY_S)):
+            for children in all_children:
+                children.poll()
+            if all(children.is_over for children in all_children):
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+        for children in all_children:
+            children.stop(number)
 
 
 async def end_in_time(what: str, step: Callable[[], Awaitable[None] | None]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import signal
 import time
 from collections.abc import Container
 from functools import partial
@@ -31,7 +30,7 @@ from aiorl.process.children import (
 )
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.log_once import EventRates
-from aiorl.process.tasks import Tasks
+from aiorl.process.tasks import Tasks, end_children
 from aiorl.run.ports import TrainingView
 from aiorl.text import without_numbers
 
@@ -44,7 +43,6 @@ HINT = (
 
 _JOIN_WITHIN_S = 120.0
 _LOOK_EVERY_S = 0.1
-_END_EVERY_S = 0.02
 
 
 class LocalWorkers:
@@ -126,19 +124,8 @@ class LocalWorkers:
 
         No worker is started again after this call.
         """
-        self._children.stop()
         try:
-            for wait_s, number in (
-                (grace_s, signal.SIGTERM),
-                (min(1.0, grace_s), signal.SIGKILL),
-                (5.0, None),
-            ):
-                for _ in range(round(wait_s / _END_EVERY_S)):
-                    self._children.poll()
-                    if self._children.is_over:
-                        return
-                    await asyncio.sleep(_END_EVERY_S)
-                self._children.stop(number)
+            await end_children([self._children], grace_s)
         finally:
             await self._tasks.close()
 

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -46,7 +45,8 @@ from aiorl.net.protocol.worker_session import (
     WorkerSettings,
     WorkerState,
 )
-from aiorl.net.transport.endpoint import Buffer, Event, EventKind, WorkerEndpoint
+from aiorl.net.transport.endpoint import Event, EventKind, WorkerEndpoint
+from aiorl.net.transport.outbox import Outbox
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
 from aiorl.net.transport.system import give_back_regularly
@@ -214,15 +214,14 @@ class WorkerService:
         self._endpoint = endpoint
         self._session = session
         self._settings = _LearnersSettings()
-        self._outbox: deque[Sequence[Buffer]] = deque()
         self._tasks = Tasks(self.fail)
-        self._sender: asyncio.Task[None] | None = None
         self._running: list[_Running] = []
         self._building: asyncio.Task[None] | None = None
         self._is_building = False
         self._newest: Snapshot | None = None
         self._has_sent = False
         self._wake = asyncio.Event()
+        self._outbox = Outbox(endpoint, self._tasks, self._wake.set)
         self._done: asyncio.Future[WorkerOutcome] | None = None
         self._status_log = _StatusLog()
 
@@ -328,19 +327,8 @@ class WorkerService:
         except LocalProtocolError as error:
             self._fail("protocol", f"a message cannot be sent: {error}", "")
             return
-        if self._outbox or not self._endpoint.send(frames):
-            if not self._endpoint.connected:
-                return  # the session sends everything again after the next connection
-            self._outbox.append(frames)
-            if self._sender is None or self._sender.done():
-                self._sender = self._tasks.start(self._send_waiting(), "send")
-
-    async def _send_waiting(self) -> None:
-        while self._outbox:
-            await self._endpoint.wait_writable()
-            while self._outbox and self._endpoint.send(self._outbox[0]):
-                self._outbox.popleft()
-        self._wake.set()
+        # without a connection, the session sends everything again after the next one
+        self._outbox.send(frames)
 
     # Events
     # ----------------------------------------------------------------------------------------------
