@@ -239,7 +239,10 @@ class HubSession:
         self.settings = settings or HubSettings()
         self._places: dict[bytes, _Place] = {}
         self._actors: dict[str, _Actor] = {}
+        # actors that wait for a process: for one in particular, by its worker id, or for any
+        self._awaited: dict[str, _Actor] = {}
         self._waiting: dict[str, _Actor] = {}
+        self._free: dict[bytes, _Place] = {}
         self._named_places: set[str] = set()
         self._actor_of_call: dict[int, _Actor] = {}
         self._payloads: dict[int, m.Payload] = {}
@@ -264,10 +267,9 @@ class HubSession:
             raise LocalProtocolError(f"there is an actor {spec.name!r} already")
         actor = _Actor(spec, spec.restarts)
         self._actors[spec.name] = actor
-        self._waiting[spec.name] = actor
         if spec.place:
             self._named_places.add(spec.place)
-        self._fill_places()
+        self._wait_for_place(actor)
 
     def call(self, name: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
         """Call a method of an actor; return the number of the call, which ends with CallEnded or
@@ -320,7 +322,6 @@ class HubSession:
         if actor.calls[call_id].is_sent:
             self._send_to(actor, m.Cancel(call_id))
         else:
-            actor.waiting.remove(call_id)
             self._end_call(actor, call_id, ok=False, result={"kind": "CancelledError"})
 
     def end(self, name: str, reason: str) -> None:
@@ -365,7 +366,7 @@ class HubSession:
     @property
     def free_places(self) -> list[str]:
         """Worker ids of the processes that run no actor."""
-        return [place.worker_id for place in self._places.values() if place.actor is None]
+        return [place.worker_id for place in self._free.values()]
 
     def knows(self, peer: bytes) -> bool:
         """Return whether a registered process uses this peer; for other peers, decode only a
@@ -516,15 +517,19 @@ class HubSession:
             )
             return
         self.lose_place(hello.worker_id, "it connected again")
-        awaited = {actor.spec.place for actor in self._waiting.values()}
-        if hello.worker_id in self._named_places - awaited:
+        if hello.worker_id in self._named_places and hello.worker_id not in self._awaited:
             self._out.append((peer, m.Bye("its actor has ended", final=False)))
             return
         place = _Place(peer, hello.worker_id, hello.host, now)
         self._places[peer] = place
         self._out.append((peer, m.LearnerBeat(self.hub_id, -1)))
         self._events.append(PlaceJoined(hello.worker_id, hello.host, hello.pid))
-        self._fill_places()
+        if hello.worker_id in self._awaited:
+            self._begin(self._awaited.pop(hello.worker_id), place)
+        elif self._waiting:
+            self._begin(self._waiting.pop(next(iter(self._waiting))), place)
+        else:
+            self._free[peer] = place
 
     def _refuse(self, peer: bytes, reason: str, code: str, *, retry: bool) -> None:
         self._out.append((peer, m.Refused(reason, retry, code)))
@@ -552,6 +557,7 @@ class HubSession:
         """Remove a process, and cancel the calls of its actor to others."""
         if self._places.pop(place.peer, None) is None:
             return
+        self._free.pop(place.peer, None)
         self._events.append(PlaceGone(place.worker_id, reason))
         for ours in list(place.outstanding.values()):
             self.cancel(ours)
@@ -565,22 +571,17 @@ class HubSession:
             place.requested.add(number)
         self._out.append((place.peer, self._payloads.get(number, m.Payload(number, None))))
 
-    def _fill_places(self) -> None:
-        """Start actors that wait, each in a process that is free."""
-        for actor in list(self._waiting.values()):
-            place = self._place_for(actor.spec)
-            if place is not None:
-                self._begin(actor, place)
-
-    def _place_for(self, spec: ActorSpec) -> _Place | None:
-        free = (place for place in self._places.values() if place.actor is None)
-        if spec.place:
-            return next((place for place in free if place.worker_id == spec.place), None)
-        reserved = {actor.spec.place for actor in self._waiting.values()}
-        return next((place for place in free if place.worker_id not in reserved), None)
+    def _wait_for_place(self, actor: _Actor) -> None:
+        """Start an actor in a free process, or as soon as its process, or any, has joined."""
+        actor.state = ActorState.WAITING
+        if actor.spec.place:
+            self._awaited[actor.spec.place] = actor
+        elif self._free:
+            self._begin(actor, self._free.pop(next(iter(self._free))))
+        else:
+            self._waiting[actor.spec.name] = actor
 
     def _begin(self, actor: _Actor, place: _Place) -> None:
-        del self._waiting[actor.spec.name]
         actor.state = ActorState.STARTING
         actor.place = place
         place.actor = actor
@@ -603,27 +604,25 @@ class HubSession:
             if place.peer in self._places:
                 self._out.append((place.peer, m.Bye(reason, final=self._goodbye is not None)))
                 self._remove(place, reason)
+        name = actor.spec.name
         for call_id, call in list(actor.calls.items()):
             if call.is_sent or not is_restarting:
-                self._lose_call(actor, call_id, reason, is_restarting=is_restarting)
+                self._remove_call(actor, call_id)
+                self._report_lost(call, name, reason, is_restarting=is_restarting)
         self._events.append(ActorEnded(actor.spec.name, reason, is_restarting, failure))
         if is_restarting:
             actor.restarts_left -= 1
             actor.num_restarts += 1
-            actor.state = ActorState.WAITING
-            self._waiting[actor.spec.name] = actor
-            self._fill_places()
+            self._wait_for_place(actor)
         else:
-            actor.state = ActorState.ENDED
             del self._actors[actor.spec.name]
             self._waiting.pop(actor.spec.name, None)
+            self._awaited.pop(actor.spec.place, None)
 
     def _open(self, name: str, message: m.Call, *, caller: tuple[_Place, int] | None) -> int:
         call_id = self._next_call
         self._next_call += 1
-        message = m.Call(
-            call_id, message.method, message.args, actor=message.actor, credit=message.credit
-        )
+        message = dataclasses.replace(message, call_id=call_id)
         size = num_bytes(message.args)
         call = _Call(message, caller, credit=message.credit, num_bytes=size)
         if caller is not None:
@@ -738,36 +737,37 @@ class HubSession:
             place.outstanding[message.call_id] = call_id
 
     def _end_call(self, actor: _Actor, call_id: int, *, ok: bool, result: m.Value) -> None:
-        call = actor.calls.pop(call_id)
-        del self._actor_of_call[call_id]
+        call = self._remove_call(actor, call_id)
         if call.caller is None:
             self._events.append(CallEnded(call_id, ok, result))
-            return
-        place, theirs = call.caller
-        place.outstanding.pop(theirs, None)
-        place.bytes_outstanding -= call.num_bytes
-        if place.peer in self._places:
-            self._out.append((place.peer, m.Reply(theirs, ok, result)))
+        else:
+            self._answer(call.caller, call, ok=ok, result=result)
 
-    def _lose_call(self, actor: _Actor, call_id: int, reason: str, *, is_restarting: bool) -> None:
+    def _remove_call(self, actor: _Actor, call_id: int) -> _Call:
         call = actor.calls.pop(call_id)
         del self._actor_of_call[call_id]
         if not call.is_sent:
             actor.waiting.remove(call_id)
-        self._report_lost(call, actor.spec.name, reason, is_restarting=is_restarting)
+        return call
 
     def _report_lost(self, call: _Call, name: str, reason: str, *, is_restarting: bool) -> None:
         if call.caller is None:
             self._events.append(
                 CallLost(call.message.call_id, name, reason, is_restarting=is_restarting)
             )
-            return
-        place, theirs = call.caller
+        else:
+            lost: m.Value = {"lost": name, "message": reason, "is_restarting": is_restarting}
+            self._answer(call.caller, call, ok=False, result=lost)
+
+    def _answer(
+        self, caller: tuple[_Place, int], call: _Call, *, ok: bool, result: m.Value
+    ) -> None:
+        """Answer the call of an actor, if its process is still there."""
+        place, theirs = caller
         place.outstanding.pop(theirs, None)
         place.bytes_outstanding -= call.num_bytes
         if place.peer in self._places:
-            lost: m.Value = {"lost": name, "message": reason, "is_restarting": is_restarting}
-            self._out.append((place.peer, m.Reply(theirs, False, lost)))
+            self._out.append((place.peer, m.Reply(theirs, ok, result)))
 
 
 def num_bytes(value: Any) -> int:
