@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from aiorl.actors.hub_session import INIT, MAX_CREDIT, num_bytes
+from aiorl.actors.hub_session import INIT, MAX_CREDIT, CallEnded, ItemArrived
+from aiorl.actors.values import num_bytes
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.wire import messages as m
 
@@ -98,23 +99,6 @@ class CreditArrived:
     items: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Answered:
-    """One of this actor's own calls has ended."""
-
-    call_id: int
-    ok: bool
-    result: m.Value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ItemReceived:
-    """The next item of a stream that this actor has asked for."""
-
-    call_id: int
-    value: m.Value
-
-
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The process has nothing left to do.
@@ -131,7 +115,7 @@ class Ended:
 
 
 ActorEvent: TypeAlias = (
-    ObjectRequested | CallArrived | CallCancelled | CreditArrived | Answered | ItemReceived | Ended
+    ObjectRequested | CallArrived | CallCancelled | CreditArrived | CallEnded | ItemArrived | Ended
 )
 
 
@@ -183,7 +167,7 @@ class ActorSession:
 
     def call(self, actor: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
         """Call a method of another actor; return the number of the call, which ends with
-        Answered.
+        CallEnded.
         """
         call_id = self._next_call
         self._next_call += 1
@@ -196,11 +180,11 @@ class ActorSession:
         self._send(m.Credit(call_id, items))
 
     def cancel(self, call_id: int) -> None:
-        """Cancel one of this actor's own calls; it still ends with Answered."""
+        """Cancel one of this actor's own calls; it still ends with CallEnded."""
         if self._unsent.pop(call_id, None) is None:
             self._send(m.Cancel(call_id))
         else:
-            self._events.append(Answered(call_id, False, {"kind": "CancelledError"}))
+            self._events.append(CallEnded(call_id, False, {"kind": "CancelledError"}))
 
     def leave(self, reason: str) -> None:
         """End on purpose."""
@@ -272,10 +256,10 @@ class ActorSession:
                 self._events.append(CreditArrived(call_id, min(items, MAX_CREDIT)))
             case m.Reply(call_id, ok, result):
                 self._outstanding.pop(call_id, None)
-                self._events.append(Answered(call_id, ok, result))
+                self._events.append(CallEnded(call_id, ok, result))
                 self._send_calls()
             case m.Item(call_id, value):
-                self._events.append(ItemReceived(call_id, value))
+                self._events.append(ItemArrived(call_id, value))
 
     def tick(self, now: float) -> None:
         """Say Hello again, send a heartbeat, and ask for missing payloads."""

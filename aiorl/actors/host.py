@@ -21,6 +21,7 @@ from typing import Any, Final
 from aiorl.actors import actor_session as ev
 from aiorl.actors.actor_session import ActorSession
 from aiorl.actors.calls import Calls
+from aiorl.actors.hub_session import CallEnded, ItemArrived
 from aiorl.actors.values import LIMITS, pack, unpack
 from aiorl.config.code import import_object
 from aiorl.errors import (
@@ -60,7 +61,7 @@ class ActorHost:
         self._object: Any = None
         self._running: dict[int, asyncio.Task[None]] = {}
         self._unsendable: dict[int, UnsendableError] = {}  # items of streams
-        self._credits: dict[int, asyncio.Semaphore] = {}
+        self._credits: dict[int, asyncio.Semaphore] = {}  # of streams
         self._outbox = Outbox(endpoint, self._tasks)
         self._done: asyncio.Future[ev.Ended] | None = None
 
@@ -151,7 +152,8 @@ class ActorHost:
     def _handle(self, event: ev.ActorEvent) -> None:
         match event:
             case ev.CallArrived(call_id):
-                self._credits[call_id] = asyncio.Semaphore(event.credit)
+                if event.credit:
+                    self._credits[call_id] = asyncio.Semaphore(event.credit)
                 self._running[call_id] = self._tasks.start(self._run(event), f"call {call_id}")
             case ev.CallCancelled(call_id):
                 if call_id in self._running:
@@ -161,9 +163,9 @@ class ActorHost:
                 if credit is not None:
                     for _ in range(items):
                         credit.release()
-            case ev.Answered(call_id, ok, result):
+            case CallEnded(call_id, ok, result):
                 self._calls.ended(call_id, ok=ok, result=result)
-            case ev.ItemReceived(call_id, value):
+            case ItemArrived(call_id, value):
                 self._calls.item(call_id, value)
             case ev.ObjectRequested():
                 self._tasks.start(self._make(event), "make the object")
@@ -205,7 +207,7 @@ class ActorHost:
             self._answer(call.call_id, ok=True, result=result)
         finally:
             del self._running[call.call_id]
-            del self._credits[call.call_id]
+            self._credits.pop(call.call_id, None)
 
     async def _result_of(self, call: ev.CallArrived) -> Any:
         name = call.method

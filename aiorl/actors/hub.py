@@ -511,11 +511,14 @@ class Actors:
             self._endpoint.drop(peer, reason)
 
     def _send(self, peer: bytes | None, message: DownMessage) -> None:
+        # within a host, compression takes more time than it saves
+        can_be_far = self._is_open_to_others
         if peer is None:
-            self._endpoint.broadcast(encode(message, limits=LIMITS))
+            self._endpoint.broadcast(encode(message, compress=can_be_far, limits=LIMITS))
             return
+        is_far = can_be_far and bool(self._endpoint.host_of(peer))
         try:
-            frames = encode(message, compress=bool(self._endpoint.host_of(peer)), limits=LIMITS)
+            frames = encode(message, compress=is_far, limits=LIMITS)
         except LocalProtocolError as error:  # too large, for example
             self._session.not_sent(peer, message, str(error))
             self._flush()

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
+from aiorl.actors.values import num_bytes
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.text import one_line
@@ -131,7 +130,7 @@ class ActorEnded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallEnded:
-    """A call of the hub has ended with a reply; see `Reply`."""
+    """One of our own calls has ended with a reply; see `Reply`."""
 
     call_id: int
     ok: bool
@@ -150,7 +149,7 @@ class CallLost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ItemArrived:
-    """The next item of a stream that the hub has asked for."""
+    """The next item of a stream that we have asked for."""
 
     call_id: int
     value: m.Value
@@ -768,19 +767,6 @@ class HubSession:
         place.bytes_outstanding -= call.num_bytes
         if place.peer in self._places:
             self._out.append((place.peer, m.Reply(theirs, ok, result)))
-
-
-def num_bytes(value: Any) -> int:
-    """Return the size of the arrays, texts and bytes in a packed value."""
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(num_bytes, value.values()))
-    if isinstance(value, list):
-        return sum(map(num_bytes, value))
-    return 8
 
 
 def _described(result: Any) -> str:

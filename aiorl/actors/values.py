@@ -173,6 +173,19 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
     return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
 
 
+def num_bytes(value: Any) -> int:
+    """Return the size of the arrays, texts and bytes in a packed value."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_bytes, value.values()))
+    if isinstance(value, list):
+        return sum(map(num_bytes, value))
+    return 8
+
+
 def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
     """Return what `pack` was given.
 
@@ -185,22 +198,12 @@ def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
     Raises:
         RemoteProtocolError: it is not a result of `pack`, or names code that can't be imported.
     """
-    if type(value) is dict:
-        if len(value) == 1:
-            mark, content = next(iter(value.items()))
-            if mark[:1] == "$":
-                return _Reader(make_handle, imports_code).marked(mark, content)
-        return {
-            key: unpack(item, make_handle, imports_code=imports_code) for key, item in value.items()
-        }
-    if type(value) is list:
-        return [unpack(item, make_handle, imports_code=imports_code) for item in value]
-    return value
+    return _Reader(make_handle, imports_code).read(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reader of marked values.
+    """Reader of packed values.
 
     Attributes:
         make_handle: makes handles of actors.
@@ -210,7 +213,23 @@ class _Reader:
     make_handle: MakeHandle
     imports_code: bool
 
-    def marked(self, mark: str, content: Any) -> Any:
+    def read(self, value: Value) -> Any:
+        """Return what `pack` was given.
+
+        Raises:
+            RemoteProtocolError: it is not a result of `pack`.
+        """
+        if type(value) is dict:
+            if len(value) == 1:
+                mark, content = next(iter(value.items()))
+                if mark[:1] == "$":
+                    return self._marked(mark, content)
+            return {key: self.read(item) for key, item in value.items()}
+        if type(value) is list:
+            return [self.read(item) for item in value]
+        return value
+
+    def _marked(self, mark: str, content: Any) -> Any:
         """Return the value of a mark.
 
         Raises:
@@ -226,13 +245,10 @@ class _Reader:
         except Exception as error:  # whatever a peer's content makes a reader raise
             raise RemoteProtocolError(f"a value marked {mark} can't be read: {error}") from error
 
-    def _unpacked(self, value: Value) -> Any:
-        return unpack(value, self.make_handle, imports_code=self.imports_code)
-
     def _items(self, content: Any) -> list[Any]:
         if type(content) is not list:
             raise TypeError(f"expected a list, got a {type(content).__name__}")
-        return [self._unpacked(item) for item in content]
+        return [self.read(item) for item in content]
 
     def _tuple(self, content: Any) -> Any:
         return tuple(self._items(content))
@@ -241,7 +257,7 @@ class _Reader:
         return set(self._items(content))
 
     def _dict(self, content: Any) -> Any:
-        return {self._unpacked(key): self._unpacked(value) for key, value in content}
+        return {self.read(key): self.read(value) for key, value in content}
 
     def _number(self, content: Any) -> Any:
         return _array(content)[()]
@@ -259,18 +275,18 @@ class _Reader:
         return batch
 
     def _batches(self, content: Any) -> Any:
-        batches = self._unpacked(content["policies"])
+        batches = self.read(content["policies"])
         if not all(isinstance(batch, SampleBatch) for batch in batches.values()):
             raise TypeError("expected a sample batch for each policy")
         return MultiAgentBatch(batches, _count(content["env_steps"]))
 
     def _fragment(self, content: Any) -> Any:
-        return Fragment(self._unpacked(content["columns"]), self._unpacked(content["extras"]))
+        return Fragment(self.read(content["columns"]), self.read(content["extras"]))
 
     def _space(self, content: Any) -> Any:
         from aiorl.data.spaces import space_from_dict  # loads Gymnasium
 
-        return space_from_dict(self._unpacked(content))
+        return space_from_dict(self.read(content))
 
     def _actor(self, content: Any) -> Any:
         name, path = content

@@ -41,7 +41,7 @@ class Process:
                 case up.CallArrived():
                     self.world.ran[(self.worker_id, event.call_id)] += 1
                     self.calls.append(event)
-                case up.Answered(call_id, ok, result):
+                case down.CallEnded(call_id, ok, result):
                     self.session.reply(self.origins.pop(call_id), ok=ok, result=result)
                 case up.CallCancelled(call_id):
                     for call in [c for c in self.calls if c.call_id == call_id]:
@@ -399,8 +399,8 @@ def test_calls_of_an_actor_wait_in_it_beyond_its_bounds_and_go_on_with_each_answ
     sent = [call.call_id for call in actor.messages_to_send() if isinstance(call, m.Call)]
     assert sent == [*ids[:256], ids[257]]
     cancelled, answered = actor.events()
-    assert isinstance(cancelled, up.Answered)
-    assert isinstance(answered, up.Answered)
+    assert isinstance(cancelled, down.CallEnded)
+    assert isinstance(answered, down.CallEnded)
     assert (cancelled.call_id, answered.call_id) == (ids[256], ids[0])
 
 
