@@ -40,7 +40,7 @@ from aiorl.config.layers import (
     load_config,
     render_effective,
 )
-from aiorl.config.parts import RunParts
+from aiorl.config.parts import RuntimePart
 from aiorl.config.presets import render_presets
 from aiorl.config.rllib_file import CALLED, key_hint
 from aiorl.config.schema import CommonConfig
@@ -426,7 +426,7 @@ def _planned(config: CommonConfig) -> LearningPlan | None:
     """
     from aiorl.learning.tf_runtime import begin_loading, prepare_environment
 
-    prepare_environment(RunParts.of(config).runtime)  # a user's module may load TensorFlow
+    prepare_environment(RuntimePart.of(config))  # a user's module may load TensorFlow
     begin_loading()
     from aiorl.run.build import plan_learning
 

@@ -42,6 +42,16 @@ class RuntimePart:
     threads: int = 0
     session_args: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, config: CommonConfig) -> Self:
+        """Take this part of a config."""
+        return cls(
+            compilation_cache="off" if config.xla == "off" else config.compilation_cache,
+            num_gpus=config.num_gpus,
+            threads=config.threads,
+            session_args=config.session_args(),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportPart:
@@ -202,12 +212,7 @@ class RunParts:
         settings = config.to_dict()
         num_samplers = max(1, config.num_workers) * config.samplers_per_worker
         return cls(
-            runtime=RuntimePart(
-                compilation_cache="off" if config.xla == "off" else config.compilation_cache,
-                num_gpus=config.num_gpus,
-                threads=config.threads,
-                session_args=config.session_args(),
-            ),
+            runtime=RuntimePart.of(config),
             transport=TransportPart(
                 bind=config.bind,
                 advertise=config.advertise,

@@ -26,7 +26,7 @@ from aiorl.acting.policy_map import policy_seed
 from aiorl.config import FORMER_DEFAULTS
 from aiorl.config.code import named_failures
 from aiorl.config.layers import DEFAULT
-from aiorl.config.parts import RunParts
+from aiorl.config.parts import RuntimePart
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data.fragment import PolicyGraph, SamplePlan
@@ -116,7 +116,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
     config = with_policies_named(_for_env(config, facts), facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
-        import_tensorflow(RunParts.of(config).runtime)
+        import_tensorflow(RuntimePart.of(config))
         check_leases(config, policies)
     joint_policies(policies)  # refuses those that can't be updated together
     return LearningPlan(
@@ -318,7 +318,7 @@ def build_learning(
     callbacks: DefaultCallbacks | None = None
     if plan.callbacks is not None:
         callbacks = named_failures(plan.callbacks, f"callbacks {config.callbacks!r}", "callbacks")()
-    configure_tensorflow(RunParts.of(config).runtime)
+    configure_tensorflow(RuntimePart.of(config))
     parts: dict[str, PolicyPart] = {}
     trained: dict[str, tuple[type[Algorithm[Any]], CommonConfig, Any]] = {}
     fixed: dict[str, Mapping[str, Any]] = {}

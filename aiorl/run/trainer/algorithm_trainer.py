@@ -21,7 +21,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
 from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
-from aiorl.config.parts import RunParts
+from aiorl.config.parts import RunParts, RuntimePart
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.env.registry import EnvCreator
@@ -614,9 +614,7 @@ class AlgorithmTrainer(Trainer):
     # ----------------------------------------------------------------------------------------------
 
     def _planned(self, config: CommonConfig) -> CommonConfig:
-        prepare_environment(
-            RunParts.of(config).runtime
-        )  # a module of the user's may load TensorFlow
+        prepare_environment(RuntimePart.of(config))  # a module of the user's may load TensorFlow
         self._plan = plan_learning(config)
         return self._plan.config
 
