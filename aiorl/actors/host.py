@@ -29,8 +29,7 @@ from aiorl.errors import (
     RemoteProtocolError,
     UnsendableError,
 )
-from aiorl.net.transport.endpoint import Event, EventKind, WorkerEndpoint
-from aiorl.net.transport.outbox import Outbox
+from aiorl.net.transport.endpoint import Event, EventKind, Outbox, WorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage

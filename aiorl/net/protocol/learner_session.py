@@ -165,7 +165,7 @@ class LearnerSession:
         if data.snapshot is not None and snapshot.since >= 0:
             whole = snapshot.after(data.snapshot)
         data.snapshot = whole
-        if self._missed.by_many:
+        if self._missed.line and self._missed.by_many:
             snapshot = whole
             self._missed.broadcast(whole.version, now)
         if self._roster.by_slot:
@@ -610,7 +610,7 @@ class LearnerSession:
     def _give_missed(self) -> None:
         """Send the whole snapshot to workers in line, as fast as the rate limit allows."""
         snapshot = self.start_data.snapshot
-        if snapshot is None or not self._missed:
+        if snapshot is None or not self._missed.line:
             return
         cost = 1.0 + _num_bytes(snapshot) / _SNAPSHOT_UNIT
         for worker in self._missed.take(snapshot.version, cost, self._clock.now):

@@ -19,24 +19,24 @@ They double each time. A worker of ours waits longer between its requests."""
 
 
 class MissedSnapshots:
-    """Workers in line for a whole snapshot, first in, first out; each has one place."""
+    """Workers in line for a whole snapshot, first in, first out; each has one place.
+
+    Attributes:
+        line: worker in line -> the version that it has.
+    """
 
     def __init__(self) -> None:
         """Begin without workers."""
+        self.line: dict[Worker, int] = {}
         self._allowance = Allowance(_AT_ONCE, _PER_S)
-        self._line: dict[Worker, int] = {}  # the version that a worker has
         self._answers: dict[Worker, _Answer] = {}
-
-    def __len__(self) -> int:
-        """Return the number of workers in line."""
-        return len(self._line)
 
     @property
     def by_many(self) -> bool:
         """True if workers wait for the answer to a first request, so that the next broadcast should
         be whole.
         """
-        return any(not self._has_lost_answer(worker) for worker in self._line)
+        return any(not self._has_lost_answer(worker) for worker in self.line)
 
     def ask(self, worker: Worker, have_version: int, now: float) -> bool:
         """Put a worker in line, unless it is in line or asks again too soon.
@@ -50,11 +50,11 @@ class MissedSnapshots:
             False if its request serves no purpose.
         """
         answer = self._answers.setdefault(worker, _Answer())
-        if worker in self._line or (have_version < answer.version and now < answer.again_at):
+        if worker in self.line or (have_version < answer.version and now < answer.again_at):
             return False
         if have_version >= answer.version:
             answer.wait_s = _FIRST_WAIT_S
-        self._line[worker] = have_version
+        self.line[worker] = have_version
         return True
 
     def take(self, version: int, cost: float, now: float) -> Iterator[Worker]:
@@ -65,8 +65,8 @@ class MissedSnapshots:
             cost: its cost; 1 is that of a small one.
             now: the time in seconds.
         """
-        while self._line and self._allowance.take(now, min(_AT_ONCE, cost)):
-            worker = next(iter(self._line))
+        while self.line and self._allowance.take(now, min(_AT_ONCE, cost)):
+            worker = next(iter(self.line))
             self._answer(worker, version, now)
             yield worker
 
@@ -74,13 +74,13 @@ class MissedSnapshots:
         """Note that a whole snapshot was broadcast: it answers the workers in line, except those
         that have already lost an answer.
         """
-        for worker in list(self._line):
+        for worker in list(self.line):
             if not self._has_lost_answer(worker):
                 self._answer(worker, version, now)
 
     def leave(self, worker: Worker) -> None:
         """Remove a worker from the line, because it gets a snapshot or has no connection."""
-        self._line.pop(worker, None)
+        self.line.pop(worker, None)
 
     def forget(self, worker: Worker) -> None:
         """Forget a lost worker."""
@@ -88,7 +88,7 @@ class MissedSnapshots:
         self._answers.pop(worker, None)
 
     def _has_lost_answer(self, worker: Worker) -> bool:
-        return self._line[worker] < self._answers[worker].version
+        return self.line[worker] < self._answers[worker].version
 
     def _answer(self, worker: Worker, version: int, now: float) -> None:
         answer = self._answers[worker]

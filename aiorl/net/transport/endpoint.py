@@ -14,12 +14,15 @@ frames. `zmq_learner` and `zmq_worker` have those over ZeroMQ. Users set the cal
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from aiorl.errors import EndpointClosed
+from aiorl.process.tasks import Tasks
 
 if TYPE_CHECKING:
     from aiorl.config.worker import TransportConfig
@@ -331,3 +334,47 @@ class WorkerEndpoint(Protocol):
         """Give goodbyes up to ``flush_s`` seconds to leave, then free everything, which takes at
         most 2 s more. Further calls do nothing.
         """
+
+
+class Outbox:
+    """Line of messages that are sent in order, as the endpoint has room for them.
+
+    Args:
+        endpoint: sends them.
+        tasks: owner of the task that waits for room.
+        on_empty: called when all messages that had to wait are sent.
+    """
+
+    def __init__(
+        self, endpoint: WorkerEndpoint, tasks: Tasks, on_empty: Callable[[], None] = lambda: None
+    ) -> None:
+        self._endpoint = endpoint
+        self._tasks = tasks
+        self._on_empty = on_empty
+        self._waiting: deque[Sequence[Buffer]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of messages that wait."""
+        return len(self._waiting)
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send a message now or, behind those that wait, later; not at all without a connection."""
+        if not self._waiting and self._endpoint.send(frames):
+            return
+        if not self._endpoint.connected:
+            return
+        self._waiting.append(frames)
+        if self._sender is None or self._sender.done():
+            self._sender = self._tasks.start(self._send_waiting(), "send")
+
+    def clear(self) -> None:
+        """Drop the messages that wait."""
+        self._waiting.clear()
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            await self._endpoint.wait_writable()
+            while self._waiting and self._endpoint.send(self._waiting[0]):
+                self._waiting.popleft()
+        self._on_empty()

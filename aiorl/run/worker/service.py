@@ -45,8 +45,7 @@ from aiorl.net.protocol.worker_session import (
     WorkerSettings,
     WorkerState,
 )
-from aiorl.net.transport.endpoint import Event, EventKind, WorkerEndpoint
-from aiorl.net.transport.outbox import Outbox
+from aiorl.net.transport.endpoint import Event, EventKind, Outbox, WorkerEndpoint
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
 from aiorl.net.transport.system import give_back_regularly
