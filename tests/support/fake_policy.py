@@ -87,3 +87,16 @@ class FakePolicy:
     def _values(self, obs: NDArray[Any], state: Sequence[F32]) -> F32:
         values = self._value_of(obs)
         return values + state[0][:, 0] if state else values
+
+
+class RecordedWeights:
+    """Policy that remembers its weights, which are numbers."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, int] = {}
+
+    def set_weights(self, weights: Any) -> None:
+        self.weights = {name: int(array[0]) for name, array in weights.items()}
+
+    def on_global_var_update(self, global_vars: Any) -> None:
+        pass

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_policy import RecordedWeights
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -658,31 +659,20 @@ NAMES = ("w", "b")
 PACKED = np.ones(3, np.uint8)
 
 
-class Recorded:
-    """Policy that remembers its weights, which are numbers."""
-
-    def __init__(self) -> None:
-        self.weights: dict[str, int] = {}
-
-    def set_weights(self, weights: Any) -> None:
-        self.weights = {name: int(array[0]) for name, array in weights.items()}
-
-    def on_global_var_update(self, global_vars: Any) -> None:
-        pass
-
-
 class Sampler:
     """Sampler with the policies of a welcome, and those that snapshots bring."""
 
     def __init__(self, welcome: Welcome) -> None:
-        self.policies: dict[str, Any] = {name: Recorded() for name in welcome.config["policies"]}
+        self.policies: dict[str, Any] = {
+            name: RecordedWeights() for name in welcome.config["policies"]
+        }
         self.slot = SnapshotSlot(self.policies, {}, welcome.incarnation, synchronize_filters=True)
         self.slot.change_policies = self.change_policies
         self.slot.offer(welcome.snapshot)
 
     def change_policies(self, snapshot: Snapshot) -> None:
         added, removed = changes_to(snapshot, self.policies.keys())
-        self.policies |= {name: Recorded() for name in added}
+        self.policies |= {name: RecordedWeights() for name in added}
         for name in removed:
             del self.policies[name]
 

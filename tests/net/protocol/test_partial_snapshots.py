@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_policy import RecordedWeights
 
 from aiorl.errors import LocalProtocolError
 from aiorl.net.protocol import events as ev
@@ -15,19 +16,6 @@ from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings
 from aiorl.net.wire import messages as m
 from aiorl.run.worker.sampler_unit import SnapshotSlot
-
-
-class Recorded:
-    """Policy that remembers its weights, which are numbers."""
-
-    def __init__(self) -> None:
-        self.weights: dict[str, int] = {}
-
-    def set_weights(self, weights: Any) -> None:
-        self.weights = {name: int(array[0]) for name, array in weights.items()}
-
-    def on_global_var_update(self, global_vars: Any) -> None:
-        pass
 
 
 def weights(**numbers: int) -> dict[str, dict[str, Any]]:
@@ -126,7 +114,7 @@ def test_a_snapshot_that_builds_on_a_version_that_was_never_published_is_refused
 
 
 def test_a_snapshot_interrupted_while_it_is_applied_is_applied_again() -> None:
-    class Interrupted(Recorded):
+    class Interrupted(RecordedWeights):
         is_due = True
 
         def set_weights(self, weights: Any) -> None:
@@ -135,7 +123,7 @@ def test_a_snapshot_interrupted_while_it_is_applied_is_applied_again() -> None:
                 raise KeyboardInterrupt
             super().set_weights(weights)
 
-    policies: dict[str, Any] = {"a": Recorded(), "b": Interrupted()}
+    policies: dict[str, Any] = {"a": RecordedWeights(), "b": Interrupted()}
     slot = SnapshotSlot(policies, {}, "i", synchronize_filters=True)
     slot.offer(snapshot(1, a=1, b=1))
     with pytest.raises(KeyboardInterrupt):
