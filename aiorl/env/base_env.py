@@ -100,8 +100,13 @@ class Poll(NamedTuple):
             env_id: id of the environment.
             results: observations, rewards, terminateds, truncateds and infos by agent.
         """
-        for by_env, by_agent in zip(self[:5], results, strict=True):
-            by_env[env_id] = by_agent
+        # written out, since it is called for each step of each environment
+        obs, rewards, terminateds, truncateds, infos = results
+        self.obs[env_id] = obs
+        self.rewards[env_id] = rewards
+        self.terminateds[env_id] = terminateds
+        self.truncateds[env_id] = truncateds
+        self.infos[env_id] = infos
 
     @property
     def dones(self) -> MultiEnvDict:
