@@ -16,7 +16,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +40,7 @@ from aiorl.net.transport.security import load_learner_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import DownMessage, Payload
+from aiorl.net.wire.messages import DownMessage, Payload, Plain
 from aiorl.process.children import (
     RELAY,
     ChildEvent,
@@ -223,11 +223,26 @@ class Actors:
             ActorLost: the process ended before the object was made.
             OSError: a process can't be started.
         """
-        path = self._checked_path(cls, on)
         packed = packed_arguments(args, kwargs)
+        handles = await self.start_packed(
+            cls, packed, count=1 if count is None else count, restarts=restarts, on=on
+        )
+        return handles[0] if count is None else handles
+
+    async def start_packed(
+        self,
+        cls: Callable[..., Any],
+        packed: Mapping[str, Plain],
+        *,
+        count: int = 1,
+        restarts: int = 0,
+        on: str | None = None,
+    ) -> list[ActorHandle]:
+        """Do the same as `start` with a result of `packed_arguments`; ``cls`` can be a function."""
+        path = self._checked_path(cls, on)
         started = []
         try:
-            for _ in range(1 if count is None else count):
+            for _ in range(count):
                 one = self._add(path, packed, restarts=restarts, on=on)
                 started.append(one)
                 if one.children is not None:
@@ -236,8 +251,7 @@ class Actors:
         except BaseException:
             await self.stop(*(one.handle for one in started))
             raise
-        handles = [one.handle for one in started]
-        return handles[0] if count is None else handles
+        return [one.handle for one in started]
 
     async def stop(self, *handles: ActorHandle) -> None:
         """End actors and their processes; calls that have not ended raise ActorLost.
@@ -383,7 +397,7 @@ class Actors:
     # Inside: starting
     # ----------------------------------------------------------------------------------------------
 
-    def _checked_path(self, cls: type[Any], on: str | None) -> str:
+    def _checked_path(self, cls: Callable[..., Any], on: str | None) -> str:
         if not self._is_open:
             raise ActorError("actors can be started within `async with Actors(...)` only")
         if self._failure is not None:

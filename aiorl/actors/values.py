@@ -17,6 +17,7 @@ import numpy as np
 from aiorl.config.code import import_object, import_path_of
 from aiorl.data.columns import Array
 from aiorl.data.fragment import Fragment
+from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import RemoteProtocolError, UnsendableError
 from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes
@@ -53,8 +54,9 @@ class ActorName:
 def pack(value: Any) -> Value:
     """Return a value as data that a message can carry.
 
-    Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, handles of actors,
-    and classes and functions at the top level of a module arrive as what they are.
+    Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, observation
+    filters, metrics of episodes, handles of actors, and classes and functions at the top level of a
+    module arrive as what they are.
 
     Raises:
         UnsendableError: it contains something else.
@@ -80,11 +82,20 @@ def pack(value: Any) -> Value:
 
 
 def _packed_other(value: Any) -> Value:
-    if _is_space(value):  # before mappings and sequences, as a Dict or Tuple space is one
-        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded
+    # The modules of these kinds take long to load. Whoever has such a value has loaded its module.
+    if _is_a(value, "gymnasium", "Space"):  # before mappings, as a Dict space is one
+        from aiorl.data.spaces import space_to_dict
 
         return {"$space": pack(space_to_dict(value))}
+    if _is_a(value, "aiorl.acting.filters", "ObservationFilter"):
+        from aiorl.acting.filters import filter_to_dict
+
+        return {"$filter": pack(filter_to_dict(value))}
+    if _is_a(value, "aiorl.offline.estimators", "OffPolicyEstimate"):
+        return {"$estimate": _packed_items(value)}
     match value:
+        case RolloutMetrics():
+            return {"$metrics": _packed_items(value)}
         case np.generic():
             return {"$number": _checked_array(np.asarray(value))}
         case bytes() | bytearray() | memoryview():
@@ -129,9 +140,10 @@ def _packed_other(value: Any) -> Value:
     )
 
 
-def _is_space(value: Any) -> bool:
-    gymnasium = sys.modules.get("gymnasium")
-    return gymnasium is not None and isinstance(value, gymnasium.Space)
+def _is_a(value: Any, module: str, name: str) -> bool:
+    loaded = sys.modules.get(module)
+    kind = getattr(loaded, name, None)  # it lacks the name while it is being loaded
+    return kind is not None and isinstance(value, kind)
 
 
 def _packed_text(text: str) -> Value:
@@ -288,6 +300,27 @@ class _Reader:
 
         return space_from_dict(self.read(content))
 
+    def _filter(self, content: Any) -> Any:
+        from aiorl.acting.filters import filter_from_dict  # loads Gymnasium
+
+        return filter_from_dict(self.read(content))
+
+    def _metrics(self, content: Any) -> Any:
+        length, reward, *by_name = self._items(content)
+        if type(length) is not int or type(reward) is not float:
+            raise TypeError("expected the length and the reward of an episode")
+        if len(by_name) != 4 or not all(type(values) is dict for values in by_name):
+            raise TypeError("expected four dicts of an episode's metrics")
+        return RolloutMetrics(length, reward, *by_name)
+
+    def _estimate(self, content: Any) -> Any:
+        from aiorl.offline.estimators import OffPolicyEstimate  # loads readers of files
+
+        name, metrics = self._items(content)
+        if type(name) is not str or type(metrics) is not dict:
+            raise TypeError("expected the name of an estimator and its metrics")
+        return OffPolicyEstimate(name, metrics)
+
     def _actor(self, content: Any) -> Any:
         name, path = content
         if type(name) is not str or type(path) is not str:
@@ -311,6 +344,9 @@ _READERS: Final[dict[str, Callable[[_Reader, Any], Any]]] = {
     "$batches": _Reader._batches,
     "$fragment": _Reader._fragment,
     "$space": _Reader._space,
+    "$filter": _Reader._filter,
+    "$metrics": _Reader._metrics,
+    "$estimate": _Reader._estimate,
     "$actor": _Reader._actor,
     "$code": _Reader._code,
 }
