@@ -71,7 +71,7 @@ def pack(value: Any) -> Value:
     if kind is str:
         return _packed_text(value)
     if kind is np.ndarray:
-        return _checked_array(value)
+        return _packed_array(value)
     if kind is dict:
         return _packed_dict(value)
     if kind is list:
@@ -101,7 +101,7 @@ def _packed_other(value: Any) -> Value:
         case bytes() | bytearray() | memoryview():
             return _packed_bytes(bytes(value))
         case SampleBatch():
-            columns = {name: _checked_array(column) for name, column in value.items()}
+            columns = {name: _packed_array(column) for name, column in value.items()}
             return {"$batch": {"columns": columns, "env_steps": value.env_steps}}
         case MultiAgentBatch():
             batches = {policy_id: pack(batch) for policy_id, batch in value.policy_batches.items()}
@@ -154,6 +154,14 @@ def _packed_text(text: str) -> Value:
 
 def _packed_bytes(data: bytes) -> Value:
     return data if len(data) <= _BULK_BYTES else {"$bytes": np.frombuffer(data, np.uint8)}
+
+
+def _packed_array(array: Array) -> Value:
+    """Return an array of numbers as it is; one of objects, such as infos, without its empty dicts."""
+    if array.dtype != object or array.ndim != 1:
+        return _checked_array(array)
+    is_filled = np.array([type(item) is not dict or bool(item) for item in array], np.bool_)
+    return {"$objects": {"is_filled": is_filled, "items": _packed_items(list(array[is_filled]))}}
 
 
 def _checked_array(array: Array) -> Array:
@@ -281,7 +289,7 @@ class _Reader:
         return _array(content).tobytes().decode("utf-8", "surrogatepass")
 
     def _batch(self, content: Any) -> Any:
-        columns = {name: _array(column) for name, column in content["columns"].items()}
+        columns = {name: _array(self.read(column)) for name, column in content["columns"].items()}
         batch = SampleBatch(columns)
         batch.env_steps = _count(content["env_steps"])
         return batch
@@ -300,6 +308,19 @@ class _Reader:
 
         return space_from_dict(self.read(content))
 
+    def _objects(self, content: Any) -> Any:
+        is_filled = _array(content["is_filled"])
+        if is_filled.dtype != np.bool_ or is_filled.ndim != 1:
+            raise TypeError("expected a mask of the rows")
+        items = self._items(content["items"])
+        if len(items) != np.count_nonzero(is_filled):
+            raise TypeError(f"expected as many items as the mask has, got {len(items)}")
+        remaining = iter(items)
+        array = np.empty(len(is_filled), object)
+        for row, has_item in enumerate(is_filled.tolist()):
+            array[row] = next(remaining) if has_item else {}
+        return array
+
     def _filter(self, content: Any) -> Any:
         from aiorl.acting.filters import filter_from_dict  # loads Gymnasium
 
@@ -307,7 +328,7 @@ class _Reader:
 
     def _metrics(self, content: Any) -> Any:
         length, reward, *by_name = self._items(content)
-        if type(length) is not int or type(reward) is not float:
+        if not isinstance(length, int | np.integer) or not isinstance(reward, float | np.floating):
             raise TypeError("expected the length and the reward of an episode")
         if len(by_name) != 4 or not all(type(values) is dict for values in by_name):
             raise TypeError("expected four dicts of an episode's metrics")
@@ -344,6 +365,7 @@ _READERS: Final[dict[str, Callable[[_Reader, Any], Any]]] = {
     "$batches": _Reader._batches,
     "$fragment": _Reader._fragment,
     "$space": _Reader._space,
+    "$objects": _Reader._objects,
     "$filter": _Reader._filter,
     "$metrics": _Reader._metrics,
     "$estimate": _Reader._estimate,
