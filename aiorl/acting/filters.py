@@ -630,7 +630,9 @@ def filter_to_dict(obs_filter: ObservationFilter) -> dict[str, Any]:
         return {"kind": "NoFilter"}
     kind = type(obs_filter).__name__
     if not isinstance(obs_filter, MeanStdFilter) or _FILTERS.get(kind) is not type(obs_filter):
-        raise UnsendableError(f"a {kind} can't be sent to another process: send its as_serializable()")
+        raise UnsendableError(
+            f"a {kind} can't be sent to another process: send its as_serializable()"
+        )
     return {
         "kind": kind,
         "shape": list(obs_filter.shape),

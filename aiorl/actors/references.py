@@ -155,7 +155,9 @@ def _seconds_until(end: float | None) -> float | None:
     return None if end is None else max(0.0, end - time.monotonic())
 
 
-def method(*, num_returns: int | None = None, num_return_vals: int | None = None) -> Callable[[F], F]:
+def method(
+    *, num_returns: int | None = None, num_return_vals: int | None = None
+) -> Callable[[F], F]:
     """Return a decorator for a method whose result is a tuple of several: ``.remote()`` then returns
     a reference to each.
 

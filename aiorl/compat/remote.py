@@ -32,7 +32,7 @@ from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle
 from aiorl.actors.values import ActorName, pack, unpack
 from aiorl.compat.limits import ActorOptions, LimitedObject
 from aiorl.config.code import import_path_of, refuse_in_import
-from aiorl.errors import ActorError, ConfigError, RemoteError
+from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError
 from aiorl.net.wire.messages import Value
 from aiorl.process.tasks import new_event_loop
 
@@ -248,7 +248,8 @@ class _RemoteActor:
         try:
             begun = self._handle.result().__begin__(call.method, call.arguments.packed())
         except asyncio.CancelledError:
-            call.future.set_exception(ActorError(f"{self._name}.{call.method}: {_ENDED}"))
+            lost = ActorLost(self._name, "it was ended before it had started")
+            call.future.set_exception(lost)
             return
         except Exception as error:
             call.future.set_exception(error)
@@ -417,6 +418,7 @@ def init(
     in_flight: int = 64,
     silence_s: float = 10.0,
     ignore_reinit_error: bool = False,
+    **options: Any,
 ) -> str:
     """Begin to listen for the processes of actors; otherwise the first ``.remote()`` does.
 
@@ -428,16 +430,24 @@ def init(
         in_flight: calls that an actor gets before it has answered.
         silence_s: silence after which an actor on another host counts as lost, seconds.
         ignore_reinit_error: True does nothing if `init` was called before.
+        options: options of Ray, which are refused.
 
     Returns:
         The address at which processes join.
 
     Raises:
-        ConfigError: it cannot listen at ``bind``.
+        ConfigError: it cannot listen at ``bind``, or there is an option of Ray.
         SecurityError: the keys can't be used.
         ActorError: it listens already.
     """
     global _hub
+    for name, value in options.items():
+        raise ConfigError(
+            f"init has no option {name!r}: there is no cluster, and nothing is scheduled.",
+            key=name,
+            value=value,
+            hint="Leave it out; see `init`, and `options` of a class for limits of its processes.",
+        )
     refuse_in_import("starts actors")
     with _lock:
         hub = _current()
@@ -496,6 +506,7 @@ class RemoteHandle(RefHandle):
     def __init__(self, hub: _Hub, actor: _RemoteActor, cls: type[Any]) -> None:
         """Prepare the handle; `RemoteClass.remote` returns them."""
         super().__init__(self._begin, cls)
+        self._cls: type[Any] = cls
         self._hub = hub
         self._actor = actor
 
@@ -505,6 +516,9 @@ class RemoteHandle(RefHandle):
         call = _Call(method, _Arguments(args, kwargs), future)
         self._hub.call_soon(self._actor.add, call)
         return future
+
+    def __repr__(self) -> str:
+        return f"<remote {self._cls.__qualname__}>"
 
     def _kill(self) -> None:
         self._hub.run(self._actor.stop())
@@ -603,7 +617,7 @@ def remote(*args: Any, **options: Any) -> Any:
 
 
 def kill(handle: RemoteHandle) -> None:
-    """End an actor and its process at once; calls that have not ended raise ActorLost.
+    """End an actor and its process; calls that have not ended raise ActorLost.
 
     ``handle.__ray_terminate__.remote()`` ends it after its earlier calls.
 

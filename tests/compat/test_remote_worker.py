@@ -138,7 +138,7 @@ def test_a_subclass_of_the_worker_keeps_its_methods() -> None:
         ({"resources": {}, "num_gpus": 0}, ""),
     ],
 )
-def test_r138_impossible_limits_are_refused(options: dict[str, Any], key: str) -> None:
+def test_impossible_limits_are_refused(options: dict[str, Any], key: str) -> None:
     if not key:
         assert aiorl.RolloutWorker.as_remote(**options)._options == ActorOptions(**options)
         return
