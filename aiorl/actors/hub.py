@@ -92,6 +92,9 @@ class Actors:
         insecure: True to let everyone who can reach ``bind`` join if there are no keys.
         in_flight: calls that an actor gets before it has answered; further ones wait in the hub.
         silence_s: silence after which an actor on another host counts as lost, seconds.
+
+    Attributes:
+        is_open_to_others: True if processes can join.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Actors:
             secrets.token_hex(8), HubSettings(in_flight=in_flight, silence_s=silence_s)
         )
         self._calls = Calls(self._session, self._flush)
-        self._is_open_to_others = bind is not None
+        self.is_open_to_others = bind is not None
         self._endpoint = ZmqLearnerEndpoint(
             bind or _LOCAL,
             keys=None if keys is None else load_learner_keys(keys),
@@ -134,7 +137,7 @@ class Actors:
         self._endpoint.start()
         self._is_open = True
         self._tasks.start(self._tick(), "actors")
-        if self._is_open_to_others:
+        if self.is_open_to_others:
             logger.info("processes join with: aiorl worker --connect %s", self.address)
         return self
 
@@ -320,22 +323,33 @@ class Actors:
             RemoteError: the method of an actor raised an exception.
             ActorLost: an actor ended before it answered.
         """
-        packed = packed_arguments(args, kwargs)
-        try:
-            encode(Payload(_ANY_NUMBER, packed), compress=False, limits=LIMITS)
-        except LocalProtocolError as error:
-            raise UnsendableError(str(error)) from error
-        number = self._session.share(packed)
+        number = self.share(packed_arguments(args, kwargs))
         shared = {"payload": number}
         try:
             calls = [handle.__begin__(method, shared) for handle in handles]
             results = await asyncio.gather(*calls, return_exceptions=True)
         finally:
-            self._session.release(number)
+            self.release(number)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return results
+
+    def share(self, packed: Mapping[str, Plain]) -> int:
+        """Send arguments for calls of several actors; see `HubSession.share`.
+
+        Raises:
+            UnsendableError: they are too large.
+        """
+        try:
+            encode(Payload(_ANY_NUMBER, packed), compress=False, limits=LIMITS)
+        except LocalProtocolError as error:
+            raise UnsendableError(str(error)) from error
+        return self._session.share(packed)
+
+    def release(self, number: int) -> None:
+        """Forget shared arguments; see `HubSession.release`."""
+        self._session.release(number)
 
     async def as_ready(
         self,
@@ -412,7 +426,7 @@ class Actors:
             raise ConfigError(
                 f"on is {on!r}, expected 'here', 'joined' or None.", key="on", value=on
             )
-        if on == "joined" and not self._is_open_to_others:
+        if on == "joined" and not self.is_open_to_others:
             raise ConfigError(
                 "no process can join: the hub listens for this host alone.",
                 key="on",
@@ -526,7 +540,7 @@ class Actors:
 
     def _send(self, peer: bytes | None, message: DownMessage) -> None:
         # within a host, compression takes more time than it saves
-        can_be_far = self._is_open_to_others
+        can_be_far = self.is_open_to_others
         if peer is None:
             self._endpoint.broadcast(encode(message, compress=can_be_far, limits=LIMITS))
             return

@@ -19,24 +19,29 @@ import inspect
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
 from aiorl.actors.calls import ActorHandle, RemoteCall
 from aiorl.actors.hub import Actors
 from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle
-from aiorl.actors.values import ActorName, pack, unpack
+from aiorl.actors.values import ActorName, num_bytes, pack, unpack
 from aiorl.compat.limits import ActorOptions, LimitedObject
 from aiorl.config.code import import_path_of, refuse_in_import
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError
 from aiorl.net.wire.messages import Value
 from aiorl.process.tasks import new_event_loop
 
+T = TypeVar("T")
+
 _ENDED = "the program has ended its actors"
+_MIN_SHARED_BYTES = 1 << 14
+"""Smaller values are sent with each call."""
 
 
 class PutRef(ObjectRef):
@@ -44,9 +49,11 @@ class PutRef(ObjectRef):
 
     Attributes:
         packed: the value as a message carries it.
+        num_uses: calls that it has been an argument of.
+        payload: where it was sent, to all actors, and under which number; None before.
     """
 
-    __slots__ = ("packed",)
+    __slots__ = ("num_uses", "packed", "payload")
 
     def __init__(self, packed: Value, value: Any) -> None:
         """Refer to ``value``."""
@@ -54,6 +61,50 @@ class PutRef(ObjectRef):
         future.set_result(value)
         super().__init__(future)
         self.packed = packed
+        self.num_uses = 0
+        self.payload: tuple[_SharedValues, int] | None = None
+
+    def __del__(self) -> None:
+        """Let the hub forget the value."""
+        if self.payload is not None:
+            values, number = self.payload
+            values.release(number)
+
+
+class _SharedValues:
+    """Values of `put` that are sent to all actors at once, so that each host gets them once.
+
+    A value that a single call uses goes to its actor alone. Actors remember few values; an older
+    one is therefore sent with each call again as soon as another was shared.
+    """
+
+    def __init__(self, actors: Actors) -> None:
+        self._actors = actors
+        self._loop = asyncio.get_running_loop()
+        self._newest = 0
+
+    def number_of(self, ref: PutRef) -> int | None:
+        """Return the number under which the actors have the value; None if it has to be sent.
+
+        Raises:
+            UnsendableError: it is too large for a message.
+        """
+        ref.num_uses += 1
+        # within a host, it would save nothing
+        if not self._actors.is_open_to_others or ref.num_uses < 2:
+            return None
+        if ref.payload is None or ref.payload[0] is not self:
+            if num_bytes(ref.packed) < _MIN_SHARED_BYTES:
+                return None
+            self._newest = self._actors.share({"value": ref.packed})
+            ref.payload = (self, self._newest)
+        number = ref.payload[1]
+        return number if number == self._newest else None
+
+    def release(self, number: int) -> None:
+        """Forget a value; in any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._actors.release, number)
 
 
 def put(value: Any) -> ObjectRef:
@@ -126,6 +177,20 @@ class _Arguments:
                 return value.future
         return None
 
+    def packed_with_shared(self, values: _SharedValues) -> dict[str, Any]:
+        """Return the arguments of a call, without a value that its actor has (`HubSession.share`).
+
+        Raises:
+            Exception: the call of a reference raised it.
+        """
+        packed = self.packed()
+        for place, value in (*enumerate(self._args), *self._kwargs.items()):
+            number = values.number_of(value) if isinstance(value, PutRef) else None
+            if number is not None:
+                del packed["args" if isinstance(place, int) else "kwargs"][place]
+                return {**packed, "payload": number, "place": place}
+        return packed
+
     def packed(self) -> dict[str, Any]:
         """Return the arguments as `packed_arguments` does.
 
@@ -169,14 +234,16 @@ class _Call:
 class _RemoteActor:
     """An actor of the program's hub. Its calls begin in order; it lives on the hub's event loop."""
 
-    def __init__(self, actors: Actors, name: str) -> None:
-        self._actors = actors
+    def __init__(self, hub: _Hub, name: str) -> None:
+        self._actors = hub.actors
+        self._values = hub.values
         self._name = name
         self._calls: deque[_Call] = deque()
         self._awaited: Future[Any] | None = None
         self._begun: set[RemoteCall] = set()
         self._handle: asyncio.Task[ActorHandle] | None = None
-        self._loop = asyncio.get_running_loop()
+        self._loop = hub.loop
+        self._is_closed = False
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, make: Callable[..., Any], arguments: _Arguments, options: ActorOptions) -> None:
@@ -219,7 +286,10 @@ class _RemoteActor:
     def add(self, call: _Call) -> None:
         """Begin a call after all earlier ones."""
         self._calls.append(call)
-        self._advance()
+        if self._is_closed:
+            self.close()
+        else:
+            self._advance()
 
     def _advance(self) -> None:
         """Begin the calls whose arguments have arrived, up to the first whose ones have not."""
@@ -246,7 +316,8 @@ class _RemoteActor:
             task.add_done_callback(self._ending.discard)
             return
         try:
-            begun = self._handle.result().__begin__(call.method, call.arguments.packed())
+            args = call.arguments.packed_with_shared(self._values)
+            begun = self._handle.result().__begin__(call.method, args)
         except asyncio.CancelledError:
             lost = ActorLost(self._name, "it was ended before it had started")
             call.future.set_exception(lost)
@@ -286,7 +357,8 @@ class _RemoteActor:
             await self._actors.stop(self._handle.result())
 
     def close(self) -> None:
-        """End all calls that have not begun."""
+        """End all calls that have not begun, and those that come later."""
+        self._is_closed = True
         error = ActorError(f"{self._name}: {_ENDED}")
         for call in self._calls:
             call.future.set_exception(error)
@@ -298,7 +370,14 @@ class _RemoteActor:
 
 
 class _Hub:
-    """The program's actors, on an event loop in a thread of its own."""
+    """The program's actors, on an event loop in a thread of its own.
+
+    Attributes:
+        pid: the process that it belongs to.
+        loop: the event loop.
+        actors: the actors.
+        values: values that they share.
+    """
 
     def __init__(self, **settings: Any) -> None:
         """Begin to listen.
@@ -311,10 +390,11 @@ class _Hub:
             SecurityError: the keys can't be used.
         """
         self.pid = os.getpid()
-        self.actors: Actors | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop
+        self.actors: Actors
+        self.values: _SharedValues
         self._is_closing = asyncio.Event()
-        self._remote_actors: list[_RemoteActor] = []
+        self._remote_actors: WeakSet[_RemoteActor] = WeakSet()
         opened: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(opened, settings), name="aiorl-actors", daemon=True
@@ -327,17 +407,19 @@ class _Hub:
             runner.run(self._main(opened, settings))
 
     async def _main(self, opened: Future[None], settings: Mapping[str, Any]) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         try:
             async with Actors(**settings) as self.actors:
+                self.values = _SharedValues(self.actors)
                 opened.set_result(None)
                 await self._is_closing.wait()
         except Exception as error:
             if opened.done():
                 raise
             opened.set_exception(error)
-        for actor in self._remote_actors:
-            actor.close()
+        finally:
+            for actor in list(self._remote_actors):
+                actor.close()
 
     def close(self) -> None:
         """End all actors and the thread."""
@@ -345,32 +427,27 @@ class _Hub:
             self.call_soon(self._is_closing.set)
         self._thread.join()
 
-    def call_soon(self, function: Callable[..., None], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function on the event loop.
 
         Raises:
             ActorError: the hub has ended.
         """
-        assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(function, *args)
+            self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop is closed
             raise ActorError(f"{_ENDED}: start new ones") from None
 
-    def run(self, coroutine: Any) -> Any:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, and return its result.
 
         Raises:
             ActorError: the hub has ended.
         """
-        future: Future[Any] = Future()
-
-        def start() -> None:
-            task = asyncio.ensure_future(coroutine)
-            task.add_done_callback(functools.partial(_pass_on, future))
-
-        self.call_soon(start)
-        return future.result()
+        if self.loop.is_closed():
+            coroutine.close()
+            raise ActorError(_ENDED)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def start(
         self,
@@ -379,26 +456,15 @@ class _Hub:
         arguments: _Arguments,
         options: ActorOptions,
     ) -> _RemoteActor:
-        """Start an actor, without waiting for it."""
+        """Start an actor, without waiting for it.
 
-        async def start() -> _RemoteActor:
-            assert self.actors is not None
-            actor = _RemoteActor(self.actors, name)
-            actor.start(make, arguments, options)
-            self._remote_actors.append(actor)
-            return actor
-
-        started: _RemoteActor = self.run(start())
-        return started
-
-
-def _pass_on(future: Future[Any], task: asyncio.Task[Any]) -> None:
-    if task.cancelled():
-        future.set_exception(ActorError(_ENDED))
-    elif task.exception() is not None:
-        future.set_exception(task.exception())
-    else:
-        future.set_result(task.result())
+        Raises:
+            ActorError: the hub has ended.
+        """
+        actor = _RemoteActor(self, name)
+        self._remote_actors.add(actor)
+        self.call_soon(actor.start, make, arguments, options)
+        return actor
 
 
 _lock = threading.RLock()
@@ -461,7 +527,6 @@ def init(
                 "init was called before, or an actor has been started: call shutdown first, or pass"
                 " ignore_reinit_error=True"
             )
-        assert hub.actors is not None
         return hub.actors.address
 
 

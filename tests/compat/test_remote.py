@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import remote_things as things
 from remote_things import Counter
 
 import aiorl
+from aiorl.actors.hub import Actors
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
 
 SUPPORT = Path(things.__file__).parent
@@ -158,7 +160,9 @@ def test_what_exceeds_a_limit_of_memory_is_an_error_of_its_call() -> None:
     counter = RemoteCounter.options(memory=heap, object_store_memory=10_000).remote(1)
     assert aiorl.get(counter.add.remote(1)) == 2
     assert aiorl.get(counter.add_on_loop.remote(1)) == 3
-    with pytest.raises(RemoteError, match="Counter.zeros raised ConfigError: object_store_memory"):
+    with pytest.raises(
+        RemoteError, match=r"Counter\.zeros raised ConfigError: object_store_memory"
+    ):
         aiorl.get(counter.zeros.remote(2_000))
     assert aiorl.get(counter.zeros.remote(1_000)).shape == (1_000,)
     with pytest.raises(RemoteError, match="MemoryQuotaError: memory is 419,430,400 bytes"):
@@ -391,6 +395,48 @@ if __name__ == "__main__":
     ended = run(program, tmp_path, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["ConfigError", "ActorError", "True"]
+
+
+def test_a_value_that_several_calls_use_is_sent_once_to_those_that_can_be_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aiorl.shutdown()
+    aiorl.init(bind="tcp://127.0.0.1:0")
+    shares: list[int] = []
+    releases: list[int] = []
+    share, release = Actors.share, Actors.release
+    monkeypatch.setattr(Actors, "share", lambda *args: shares.append(share(*args)) or shares[-1])
+    monkeypatch.setattr(Actors, "release", lambda *args: releases.append(args[1]) or release(*args))
+    counters = [RemoteCounter.remote(number) for number in range(4)]
+    values = {"w": np.arange(10_000.0)}
+    ref = aiorl.put(values)
+    aiorl.get(counters[0].same.remote(ref))
+    assert shares == []
+    calls = [
+        counters[0].same.remote(ref),
+        counters[1].same.remote(1, ref, 2, named=3),
+        counters[2].same.remote(1, first=2, named=ref),
+        counters[3].same.remote(ref, aiorl.put(5), named=ref),
+    ]
+    results = aiorl.get(calls)
+    arrived = [results[0][0][0], results[1][0][1], results[2][1]["named"], results[3][0][0]]
+    for value in arrived:
+        np.testing.assert_array_equal(value["w"], values["w"])
+    assert results[1][0][0::2] == (1, 2)
+    assert results[1][1] == {"named": 3}
+    assert results[2][0] == (1,)
+    assert results[2][1]["first"] == 2
+    assert results[3][0][1] == 5
+    assert len(shares) == 1
+    other = aiorl.put(values)
+    aiorl.get([counter.same.remote(other) for counter in counters])
+    assert len(shares) == 2
+    assert aiorl.get(counters[0].same.remote(ref))[0][0]["w"][1] == 1.0  # sent again by itself
+    assert len(shares) == 2
+    del ref, other
+    gc.collect()
+    aiorl.get(counters[0].add.remote(1))
+    assert releases == shares
 
 
 def test_calls_after_the_end_of_the_hub_are_errors() -> None:

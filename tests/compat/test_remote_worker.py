@@ -84,9 +84,9 @@ def test_functions_are_sent_by_name(worker: Any) -> None:
     assert aiorl.get(worker.foreach_policy.remote(things.name_and_weight)) == named
     path = "remote_things:name_and_weight"
     assert aiorl.get(worker.foreach_trainable_policy.remote(path)) == named
-    with pytest.raises(UnsendableError, match="lambda.*top level of a module"):
+    with pytest.raises(UnsendableError, match=r"lambda.*top level of a module"):
         worker.apply.remote(lambda worker: worker.sample())
-    with pytest.raises(RemoteError, match="remote_things.*has no 'spec_off'"):
+    with pytest.raises(RemoteError, match=r"remote_things.*has no 'spec_off'"):
         aiorl.get(worker.foreach_env.remote("remote_things:spec_off"))
 
 
@@ -115,7 +115,7 @@ def test_multi_agent_workers_take_their_classes_and_functions_by_import_path() -
     assert sorted(gradients) == ["0", "1"]
     assert info["batch_count"] == batch.count
     aiorl.get(worker.stop.remote())
-    with pytest.raises(RemoteError, match="RolloutWorker.sample raised SamplerDied"):
+    with pytest.raises(RemoteError, match=r"RolloutWorker\.sample raised SamplerDied"):
         aiorl.get(worker.sample.remote())
     aiorl.kill(worker)
 
