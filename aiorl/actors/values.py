@@ -332,7 +332,7 @@ class _Reader:
             raise TypeError("expected the length and the reward of an episode")
         if len(by_name) != 4 or not all(type(values) is dict for values in by_name):
             raise TypeError("expected four dicts of an episode's metrics")
-        return RolloutMetrics(length, reward, *by_name)
+        return RolloutMetrics(cast(int, length), cast(float, reward), *by_name)
 
     def _estimate(self, content: Any) -> Any:
         from aiorl.offline.estimators import OffPolicyEstimate  # loads readers of files

@@ -136,7 +136,8 @@ def _snapshot(value: Any) -> Value:
     Raises:
         UnsendableError: it contains something that can't be sent.
     """
-    return _with_copies(pack(value))
+    packed: Value = _with_copies(pack(value))
+    return packed
 
 
 def _with_copies(packed: Any) -> Any:
@@ -331,7 +332,7 @@ class _RemoteActor:
         begun.add_done_callback(functools.partial(self._ended, call))
 
     def _ended(self, call: _Call, ended: asyncio.Future[Any]) -> None:
-        self._begun.discard(ended)  # type: ignore[arg-type]  # it is the RemoteCall of `_begin`
+        self._begun.discard(ended)
         if ended.cancelled():
             call.future.set_exception(ActorError(f"{call.method} was cancelled"))
             return

@@ -368,11 +368,7 @@ def test_processes_of_other_hosts_join_a_program_that_listens(tmp_path: Path) ->
 import subprocess, sys
 import psutil
 import aiorl
-
-class Counter:
-    def pid(self):
-        import os
-        return os.getpid()
+from remote_things import Counter
 
 if __name__ == "__main__":
     try:
@@ -386,15 +382,20 @@ if __name__ == "__main__":
         print(type(error).__name__)
     assert aiorl.init(ignore_reinit_error=True) == address
     worker = subprocess.Popen([sys.executable, "-m", "aiorl.worker", "--connect", address])
-    counter = aiorl.remote(Counter).options(on="joined").remote()
-    process = psutil.Process(aiorl.get(counter.pid.remote()))
+    RemoteCounter = aiorl.remote(Counter).options(on="joined")
+    limited = RemoteCounter.options(num_cpus=3).remote()
+    process = psutil.Process(aiorl.get(limited.pid.remote()))
     print(worker.pid in [parent.pid for parent in process.parents()])
+    print(aiorl.get(limited.variable.remote("OMP_NUM_THREADS")))
+    aiorl.kill(limited)
+    following = RemoteCounter.remote()
+    print(aiorl.get(following.variable.remote("OMP_NUM_THREADS")))
     aiorl.shutdown()
     worker.wait(20)
 """
     ended = run(program, tmp_path, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["ConfigError", "ActorError", "True"]
+    assert ended.stdout.split() == ["ConfigError", "ActorError", "True", "3", "1"]
 
 
 def test_a_value_that_several_calls_use_is_sent_once_to_those_that_can_be_far(
