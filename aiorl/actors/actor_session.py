@@ -383,7 +383,7 @@ def _with_shared(args: Mapping[str, Any], arrived: Mapping[str, m.Plain]) -> Map
 
 
 def _further_arguments(args: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return copies of the arguments beside the shared one.
+    """Return copies of all arguments but the shared one.
 
     Raises:
         RemoteProtocolError: they have another form.

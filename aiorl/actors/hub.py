@@ -241,7 +241,18 @@ class Actors:
         restarts: int = 0,
         on: str | None = None,
     ) -> list[ActorHandle]:
-        """Do the same as `start` with a result of `packed_arguments`; ``cls`` can be a function."""
+        """Start actors whose arguments are packed; see `start` for the errors.
+
+        Args:
+            cls: class, or another callable that returns the object.
+            packed: result of `packed_arguments`.
+            count: number of actors.
+            restarts: see `start`.
+            on: see `start`.
+
+        Returns:
+            The handles of the actors.
+        """
         path = self._checked_path(cls, on)
         started = []
         try:

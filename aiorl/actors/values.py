@@ -82,7 +82,7 @@ def pack(value: Any) -> Value:
 
 
 def _packed_other(value: Any) -> Value:
-    # The modules of these kinds take long to load. Whoever has such a value has loaded its module.
+    # These modules take long to load; a process that has such a value has loaded its module.
     if _is_a(value, "gymnasium", "Space"):  # before mappings, as a Dict space is one
         from aiorl.data.spaces import space_to_dict
 

@@ -570,7 +570,13 @@ class RemoteHandle(RefHandle):
     """
 
     def __init__(self, hub: _Hub, actor: _RemoteActor, cls: type[Any]) -> None:
-        """Prepare the handle; `RemoteClass.remote` returns them."""
+        """Prepare the handle; `RemoteClass.remote` returns them.
+
+        Args:
+            hub: the program's actors.
+            actor: this one.
+            cls: its class.
+        """
         super().__init__(self._begin, cls)
         self._cls: type[Any] = cls
         self._hub = hub
@@ -626,6 +632,13 @@ class RemoteClass:
         """Start an actor, with the arguments of the class, in a process of its own.
 
         It does not wait for the actor. If the class raises an exception, all calls raise it.
+
+        Args:
+            *args: positional arguments of the class.
+            **kwargs: keyword arguments of the class.
+
+        Returns:
+            The handle of the actor.
 
         Raises:
             ConfigError: other processes can't import the class.
