@@ -156,7 +156,7 @@ def test_a_decorated_class_has_its_options_and_makes_plain_objects_too() -> None
 
 
 def test_what_exceeds_a_limit_of_memory_is_an_error_of_its_call() -> None:
-    heap = 400 << 20
+    heap = 256 << 20
     counter = RemoteCounter.options(memory=heap, object_store_memory=10_000).remote(1)
     assert aiorl.get(counter.add.remote(1)) == 2
     assert aiorl.get(counter.add_on_loop.remote(1)) == 3
@@ -165,7 +165,7 @@ def test_what_exceeds_a_limit_of_memory_is_an_error_of_its_call() -> None:
     ):
         aiorl.get(counter.zeros.remote(2_000))
     assert aiorl.get(counter.zeros.remote(1_000)).shape == (1_000,)
-    with pytest.raises(RemoteError, match="MemoryQuotaError: memory is 419,430,400 bytes"):
+    with pytest.raises(RemoteError, match="MemoryQuotaError: memory is 268,435,456 bytes"):
         aiorl.get(counter.take_memory.remote(heap))
     aiorl.kill(counter)
     small = RemoteCounter.options(memory=1).remote()
