@@ -131,6 +131,7 @@ class Actors:
             ConfigError: it cannot listen at ``bind``.
             SecurityError: the keys can't be used.
         """
+        self._calls.loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_event
         self._endpoint.is_registered = self._session.knows

@@ -75,6 +75,18 @@ class ObjectRef:
         return f"<{type(self).__name__} {id(self):#x}, {'ready' if self.is_ready() else 'pending'}>"
 
 
+def settle(future: Future[Any], ended: asyncio.Future[Any]) -> None:
+    """End a future like another one, which has ended."""
+    if ended.cancelled():
+        future.set_exception(ActorError("the call was cancelled"))
+        return
+    error = ended.exception()
+    if error is None:
+        future.set_result(ended.result())
+    else:
+        future.set_exception(error)
+
+
 def _report_error(future: Future[Any]) -> None:
     error = future.exception()
     # a lost actor is an error of its later calls, too

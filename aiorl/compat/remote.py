@@ -29,7 +29,7 @@ import numpy as np
 
 from aiorl.actors.calls import ActorHandle, RemoteCall
 from aiorl.actors.hub import Actors
-from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle
+from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, settle
 from aiorl.actors.values import ActorName, num_bytes, pack, unpack
 from aiorl.compat.limits import ActorOptions, LimitedObject
 from aiorl.config.code import import_path_of, refuse_in_import
@@ -333,14 +333,7 @@ class _RemoteActor:
 
     def _ended(self, call: _Call, ended: asyncio.Future[Any]) -> None:
         self._begun.discard(ended)
-        if ended.cancelled():
-            call.future.set_exception(ActorError(f"{call.method} was cancelled"))
-            return
-        error = ended.exception()
-        if error is None:
-            call.future.set_result(ended.result())
-        else:
-            call.future.set_exception(error)
+        settle(call.future, ended)
 
     async def _terminate(self, future: Future[Any]) -> None:
         if self._begun:

@@ -135,6 +135,13 @@ def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any) -> No
     counters = [RemoteCounter.remote(number) for number in (1, 2)]
     assert aiorl.get(shared.add_to.remote(counters[0], 10)) == 11
     assert aiorl.get(shared.add_to_all.remote(counters, 10)) == [21, 12]
+    assert aiorl.get(shared.add_in_thread_to.remote(counters[0], 1)) == ([22, 23], [])
+    with pytest.raises(RemoteError, match=r"write: await add"):
+        aiorl.get(shared.add_by_reference.remote(counters[0]))
+    (handle,), _ = aiorl.get(shared.same.remote(counters[1]))
+    assert aiorl.get(handle.add.remote(1)) == 13
+    with pytest.raises(RemoteError, match=r"Counter\.add raised TypeError"):
+        aiorl.get(handle.add.remote("a"))
     for counter in counters:
         aiorl.kill(counter)
 

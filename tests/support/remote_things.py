@@ -33,6 +33,14 @@ class Counter:
     async def add_to(self, other: Any, delta: int) -> Any:
         return await other.add(delta)
 
+    def add_in_thread_to(self, other: Any, delta: int) -> Any:
+        refs = [other.add.remote(delta), other.add.remote(delta)]
+        ready, pending = aiorl.wait(refs, num_returns=2)
+        return aiorl.get(ready), pending
+
+    async def add_by_reference(self, other: Any) -> Any:
+        return await other.add.remote(1)
+
     async def add_to_all(self, others: list[Any], delta: int) -> list[Any]:
         return [await other.add(delta) for other in others]
 
