@@ -29,7 +29,21 @@ if TYPE_CHECKING:
     from aiorl.acting.preprocessors import Preprocessor as Preprocessor
     from aiorl.actors.calls import ActorHandle as ActorHandle
     from aiorl.actors.hub import Actors as Actors
+    from aiorl.actors.references import (
+        ObjectRef as ObjectRef,
+        get as get,
+        method as method,
+        wait as wait,
+    )
     from aiorl.client import PolicyClient as PolicyClient
+    from aiorl.compat.remote import (
+        init as init,
+        is_initialized as is_initialized,
+        kill as kill,
+        put as put,
+        remote as remote,
+        shutdown as shutdown,
+    )
     from aiorl.compat.rollout_worker import (
         EvaluatorInterface as EvaluatorInterface,
         RolloutWorker as RolloutWorker,
@@ -107,7 +121,9 @@ _HOMES = {
     "aiorl.acting.preprocessors": "Preprocessor",
     "aiorl.actors.calls": "ActorHandle",
     "aiorl.actors.hub": "Actors",
+    "aiorl.actors.references": "ObjectRef get method wait",
     "aiorl.client": "PolicyClient",
+    "aiorl.compat.remote": "init is_initialized kill put remote shutdown",
     "aiorl.compat.rollout_worker": "EvaluatorInterface RolloutWorker",
     "aiorl.config": "with_base_config",
     "aiorl.config.schema": "with_common_config",

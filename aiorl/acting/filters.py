@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 from aiorl.data.arrays import all_finite, discounted_sums
 from aiorl.data.columns import F32, F64, Array, Bools
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
-from aiorl.errors import BatchError, CheckpointError, ConfigError, nearest
+from aiorl.errors import BatchError, CheckpointError, ConfigError, UnsendableError, nearest
 
 Arrays = Mapping[str, Array]
 FilterState = dict[str, Array]
@@ -613,6 +613,60 @@ def make_filter(name: str, shape: tuple[int, ...], num_kept: int = 0) -> Observa
             hint=nearest(str(name), FILTER_NAMES).strip(),
         )
     return _FILTERS[name](shape, num_kept=num_kept)
+
+
+_MAX_KEPT = 1 << 20
+"""Most entries at the start of an observation that a filter from another process leaves unchanged."""
+
+
+def filter_to_dict(obs_filter: ObservationFilter) -> dict[str, Any]:
+    """Return a filter's kind, statistics and pending delta as plain data and arrays, for other
+    processes.
+
+    Raises:
+        UnsendableError: it is of a kind that has no name.
+    """
+    if isinstance(obs_filter, NoFilter):
+        return {"kind": "NoFilter"}
+    kind = type(obs_filter).__name__
+    if not isinstance(obs_filter, MeanStdFilter) or _FILTERS.get(kind) is not type(obs_filter):
+        raise UnsendableError(
+            f"a {kind} can't be sent to another process: send its as_serializable()"
+        )
+    return {
+        "kind": kind,
+        "shape": list(obs_filter.shape),
+        "clip": obs_filter.clip,
+        "num_kept": obs_filter.num_kept,
+        "state": obs_filter.state(),
+        "delta": obs_filter.delta(),
+    }
+
+
+def filter_from_dict(content: Mapping[str, Any]) -> ObservationFilter:
+    """Return the filter of a result of `filter_to_dict` from another process.
+
+    Raises:
+        BatchError: its statistics are not finite, or not of its shape.
+        TypeError: something else is wrong with it.
+    """
+    kind = content["kind"]
+    if kind == "NoFilter":
+        return NoFilter()
+    shape = tuple(content["shape"])
+    num_kept, clip = content["num_kept"], content["clip"]
+    if kind not in _FILTERS or not all(type(size) is int for size in (*shape, num_kept)):
+        raise TypeError(f"expected one of {', '.join(FILTER_NAMES)} with its shape")
+    if clip is not None and type(clip) is not float:
+        raise TypeError("expected a number to clip at, or None")
+    stat_shape = (shape[0] - num_kept, *shape[1:]) if num_kept else shape
+    # before any memory is taken for the shape
+    if np.shape(content["state"]["mean"]) != stat_shape or not 0 <= num_kept <= _MAX_KEPT:
+        raise TypeError(f"expected statistics of shape {stat_shape}")
+    obs_filter = _FILTERS[kind](shape, clip, num_kept=num_kept)
+    obs_filter.restore(content["state"])
+    obs_filter._buffer = RunningStat.from_state(content["delta"], stat_shape)
+    return obs_filter
 
 
 _CLIP = 10.0

@@ -328,6 +328,7 @@ class ActorSession:
             self._waiting.append(_WaitingCall(call, now))
 
     def _arrived(self, call: m.Call, args: Mapping[str, m.Plain]) -> None:
+        args = _with_shared(call.args, args)
         self._events.append(CallArrived(call.call_id, call.method, args, call.actor, call.credit))
 
     def _take_payload(self, number: int, value: m.Value) -> None:
@@ -358,7 +359,40 @@ def _payload_of(call: m.Call) -> int:
     number = call.args["payload"]
     if type(number) is not int:
         raise RemoteProtocolError("the number of a payload must be a whole number")
+    if "place" in call.args:
+        _further_arguments(call.args)
     return number
+
+
+def _with_shared(args: Mapping[str, Any], arrived: Mapping[str, m.Plain]) -> Mapping[str, m.Plain]:
+    """Return the arguments of a call that `HubSession.share` describes.
+
+    Args:
+        args: what the call has.
+        arrived: the shared arguments, or ``args`` if there are none.
+    """
+    if "place" not in args or "payload" not in args:
+        return arrived
+    positional, named = _further_arguments(args)
+    place = args["place"]
+    if isinstance(place, int):
+        positional.insert(place, arrived.get("value"))
+    else:
+        named[place] = arrived.get("value")
+    return {"args": positional, "kwargs": named}
+
+
+def _further_arguments(args: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return copies of all arguments but the shared one.
+
+    Raises:
+        RemoteProtocolError: they have another form.
+    """
+    positional, named = args.get("args"), args.get("kwargs")
+    is_place = type(args["place"]) in (int, str)
+    if not is_place or not isinstance(positional, list) or not isinstance(named, Mapping):
+        raise RemoteProtocolError("a shared argument must have a place among the others")
+    return list(positional), dict(named)
 
 
 def _object_requested(args: Mapping[str, Any]) -> ObjectRequested:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
+from aiorl.actors.references import ObjectRef, settle
 from aiorl.actors.values import ActorName, pack, unpack
 from aiorl.errors import ActorError, ActorLost, RemoteError, RemoteProtocolError
 from aiorl.net.wire import messages as m
@@ -51,7 +54,12 @@ class Calls:
     Args:
         session: sends them.
         flush: called after each command to the session, to send its messages.
+
+    Attributes:
+        loop: the event loop of this process's calls, while it runs.
     """
+
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self, session: CallSession, flush: Callable[[], None]) -> None:
         self._session = session
@@ -300,8 +308,16 @@ class RemoteStream:
             self._waiter.set_result(None)
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 class RemoteMethod:
-    """Method of an actor; call it for a `RemoteCall`."""
+    """Method of an actor; call it for a `RemoteCall`, in other threads by ``remote``."""
 
     __slots__ = ("_handle", "_name")
 
@@ -316,6 +332,30 @@ class RemoteMethod:
             UnsendableError: an argument can't be sent.
         """
         return self._handle.__begin__(self._name, packed_arguments(args, kwargs))
+
+    def remote(self, *args: Any, **kwargs: Any) -> ObjectRef:
+        """Begin a call from another thread than that of the event loop, as in Ray: in a method of
+        an actor that is not asynchronous, for example.
+
+        Returns:
+            The reference to the result, for `get` and `wait`.
+
+        Raises:
+            ActorError: this is the thread of the event loop.
+            UnsendableError: an argument can't be sent.
+        """
+        packed = packed_arguments(args, kwargs)
+        loop = self._handle.__calls__.loop
+        if _running_loop() is loop:
+            raise ActorError(f"in `async def` functions, write: await {self._name}(...)")
+        future: Future[Any] = Future()
+
+        def begin() -> None:
+            call = self._handle.__begin__(self._name, packed)
+            call.add_done_callback(functools.partial(settle, future))
+
+        loop.call_soon_threadsafe(begin)
+        return ObjectRef(future)
 
     def __repr__(self) -> str:
         return f"<method {self._name} of {self._handle!r}>"
@@ -352,13 +392,11 @@ class ActorHandle:
         Raises:
             ActorError: there is no event loop here.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if _running_loop() is None:
             raise ActorError(
-                f"{method} was called without an event loop: call methods of actors in `async def`"
-                " functions"
-            ) from None
+                f"{method} was called without an event loop: call it in an `async def` function, or"
+                f" begin the call by {method}.remote(...)"
+            )
         return RemoteCall(self.__calls__, self.__actor__, method, args)
 
     def __eq__(self, other: object) -> bool:

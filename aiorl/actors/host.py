@@ -66,7 +66,8 @@ class ActorHost:
 
     async def run(self) -> ev.Ended:
         """Run until the hub says goodbye, the connection ends after the registration, or `stop`."""
-        self._done = asyncio.get_running_loop().create_future()
+        self._calls.loop = asyncio.get_running_loop()
+        self._done = self._calls.loop.create_future()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_broadcast = self._on_broadcast
         self._endpoint.on_event = self._on_event

@@ -16,7 +16,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +40,7 @@ from aiorl.net.transport.security import load_learner_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import DownMessage, Payload
+from aiorl.net.wire.messages import DownMessage, Payload, Plain
 from aiorl.process.children import (
     RELAY,
     ChildEvent,
@@ -92,6 +92,9 @@ class Actors:
         insecure: True to let everyone who can reach ``bind`` join if there are no keys.
         in_flight: calls that an actor gets before it has answered; further ones wait in the hub.
         silence_s: silence after which an actor on another host counts as lost, seconds.
+
+    Attributes:
+        is_open_to_others: True if processes can join.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class Actors:
             secrets.token_hex(8), HubSettings(in_flight=in_flight, silence_s=silence_s)
         )
         self._calls = Calls(self._session, self._flush)
-        self._is_open_to_others = bind is not None
+        self.is_open_to_others = bind is not None
         self._endpoint = ZmqLearnerEndpoint(
             bind or _LOCAL,
             keys=None if keys is None else load_learner_keys(keys),
@@ -128,13 +131,14 @@ class Actors:
             ConfigError: it cannot listen at ``bind``.
             SecurityError: the keys can't be used.
         """
+        self._calls.loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_event
         self._endpoint.is_registered = self._session.knows
         self._endpoint.start()
         self._is_open = True
         self._tasks.start(self._tick(), "actors")
-        if self._is_open_to_others:
+        if self.is_open_to_others:
             logger.info("processes join with: aiorl worker --connect %s", self.address)
         return self
 
@@ -223,11 +227,37 @@ class Actors:
             ActorLost: the process ended before the object was made.
             OSError: a process can't be started.
         """
-        path = self._checked_path(cls, on)
         packed = packed_arguments(args, kwargs)
+        handles = await self.start_packed(
+            cls, packed, count=1 if count is None else count, restarts=restarts, on=on
+        )
+        return handles[0] if count is None else handles
+
+    async def start_packed(
+        self,
+        cls: Callable[..., Any],
+        packed: Mapping[str, Plain],
+        *,
+        count: int = 1,
+        restarts: int = 0,
+        on: str | None = None,
+    ) -> list[ActorHandle]:
+        """Start actors whose arguments are packed; see `start` for the errors.
+
+        Args:
+            cls: class, or another callable that returns the object.
+            packed: result of `packed_arguments`.
+            count: number of actors.
+            restarts: see `start`.
+            on: see `start`.
+
+        Returns:
+            The handles of the actors.
+        """
+        path = self._checked_path(cls, on)
         started = []
         try:
-            for _ in range(1 if count is None else count):
+            for _ in range(count):
                 one = self._add(path, packed, restarts=restarts, on=on)
                 started.append(one)
                 if one.children is not None:
@@ -236,8 +266,7 @@ class Actors:
         except BaseException:
             await self.stop(*(one.handle for one in started))
             raise
-        handles = [one.handle for one in started]
-        return handles[0] if count is None else handles
+        return [one.handle for one in started]
 
     async def stop(self, *handles: ActorHandle) -> None:
         """End actors and their processes; calls that have not ended raise ActorLost.
@@ -306,22 +335,33 @@ class Actors:
             RemoteError: the method of an actor raised an exception.
             ActorLost: an actor ended before it answered.
         """
-        packed = packed_arguments(args, kwargs)
-        try:
-            encode(Payload(_ANY_NUMBER, packed), compress=False, limits=LIMITS)
-        except LocalProtocolError as error:
-            raise UnsendableError(str(error)) from error
-        number = self._session.share(packed)
+        number = self.share(packed_arguments(args, kwargs))
         shared = {"payload": number}
         try:
             calls = [handle.__begin__(method, shared) for handle in handles]
             results = await asyncio.gather(*calls, return_exceptions=True)
         finally:
-            self._session.release(number)
+            self.release(number)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return results
+
+    def share(self, packed: Mapping[str, Plain]) -> int:
+        """Send arguments for calls of several actors; see `HubSession.share`.
+
+        Raises:
+            UnsendableError: they are too large.
+        """
+        try:
+            encode(Payload(_ANY_NUMBER, packed), compress=False, limits=LIMITS)
+        except LocalProtocolError as error:
+            raise UnsendableError(str(error)) from error
+        return self._session.share(packed)
+
+    def release(self, number: int) -> None:
+        """Forget shared arguments; see `HubSession.release`."""
+        self._session.release(number)
 
     async def as_ready(
         self,
@@ -383,7 +423,7 @@ class Actors:
     # Inside: starting
     # ----------------------------------------------------------------------------------------------
 
-    def _checked_path(self, cls: type[Any], on: str | None) -> str:
+    def _checked_path(self, cls: Callable[..., Any], on: str | None) -> str:
         if not self._is_open:
             raise ActorError("actors can be started within `async with Actors(...)` only")
         if self._failure is not None:
@@ -398,7 +438,7 @@ class Actors:
             raise ConfigError(
                 f"on is {on!r}, expected 'here', 'joined' or None.", key="on", value=on
             )
-        if on == "joined" and not self._is_open_to_others:
+        if on == "joined" and not self.is_open_to_others:
             raise ConfigError(
                 "no process can join: the hub listens for this host alone.",
                 key="on",
@@ -512,7 +552,7 @@ class Actors:
 
     def _send(self, peer: bytes | None, message: DownMessage) -> None:
         # within a host, compression takes more time than it saves
-        can_be_far = self._is_open_to_others
+        can_be_far = self.is_open_to_others
         if peer is None:
             self._endpoint.broadcast(encode(message, compress=can_be_far, limits=LIMITS))
             return

@@ -286,7 +286,9 @@ class HubSession:
         """Broadcast arguments for calls to several actors; return their number, the ``payload`` of
         the calls' ``args``.
 
-        They are kept for actors that miss them, until `release`.
+        They are all arguments of these calls. If the ``args`` have a ``place``, a position or a
+        name, they are one argument, the ``value``, and the call has ``args`` and ``kwargs`` for the
+        others. They are kept for actors that miss them, until `release`.
         """
         number = self._next_call
         self._next_call += 1

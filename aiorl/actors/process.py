@@ -30,6 +30,8 @@ from aiorl.process.tasks import new_event_loop, report_stray_errors
 logger = logging.getLogger("aiorl.actor")
 
 _END_WITHIN_S = 5.0
+_ENVIRONMENT = dict(os.environ)
+"""Environment variables before an actor can change them."""
 
 
 def make_host(
@@ -54,11 +56,11 @@ def make_host(
 def begin_again(end: Ended) -> NoReturn:
     """Replace this process by a fresh one with the same command line, for the next actor.
 
-    Nothing of the actor before is left: no module, no thread, no memory.
+    Nothing of the actor before is left: no module, no thread, no memory, no environment variable.
     """
     logger.log(logging.INFO if end.is_orderly else logging.WARNING, "%s", end.reason)
     logging.shutdown()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _ENVIRONMENT)
 
 
 async def _run(address: str, worker_id: str) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from aiorl.config.code import import_object, import_path_of
 from aiorl.data.columns import Array
 from aiorl.data.fragment import Fragment
+from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import RemoteProtocolError, UnsendableError
 from aiorl.net.transport.endpoint import EndpointLimits, EndpointTimes
@@ -53,8 +54,9 @@ class ActorName:
 def pack(value: Any) -> Value:
     """Return a value as data that a message can carry.
 
-    Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, handles of actors,
-    and classes and functions at the top level of a module arrive as what they are.
+    Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, observation
+    filters, metrics of episodes, handles of actors, and classes and functions at the top level of a
+    module arrive as what they are.
 
     Raises:
         UnsendableError: it contains something else.
@@ -69,7 +71,7 @@ def pack(value: Any) -> Value:
     if kind is str:
         return _packed_text(value)
     if kind is np.ndarray:
-        return _checked_array(value)
+        return _packed_array(value)
     if kind is dict:
         return _packed_dict(value)
     if kind is list:
@@ -80,17 +82,26 @@ def pack(value: Any) -> Value:
 
 
 def _packed_other(value: Any) -> Value:
-    if _is_space(value):  # before mappings and sequences, as a Dict or Tuple space is one
-        from aiorl.data.spaces import space_to_dict  # loads Gymnasium, which the space has loaded
+    # These modules take long to load; a process that has such a value has loaded its module.
+    if _is_a(value, "gymnasium", "Space"):  # before mappings, as a Dict space is one
+        from aiorl.data.spaces import space_to_dict
 
         return {"$space": pack(space_to_dict(value))}
+    if _is_a(value, "aiorl.acting.filters", "ObservationFilter"):
+        from aiorl.acting.filters import filter_to_dict
+
+        return {"$filter": pack(filter_to_dict(value))}
+    if _is_a(value, "aiorl.offline.estimators", "OffPolicyEstimate"):
+        return {"$estimate": _packed_items(value)}
     match value:
+        case RolloutMetrics():
+            return {"$metrics": _packed_items(value)}
         case np.generic():
             return {"$number": _checked_array(np.asarray(value))}
         case bytes() | bytearray() | memoryview():
             return _packed_bytes(bytes(value))
         case SampleBatch():
-            columns = {name: _checked_array(column) for name, column in value.items()}
+            columns = {name: _packed_array(column) for name, column in value.items()}
             return {"$batch": {"columns": columns, "env_steps": value.env_steps}}
         case MultiAgentBatch():
             batches = {policy_id: pack(batch) for policy_id, batch in value.policy_batches.items()}
@@ -129,9 +140,10 @@ def _packed_other(value: Any) -> Value:
     )
 
 
-def _is_space(value: Any) -> bool:
-    gymnasium = sys.modules.get("gymnasium")
-    return gymnasium is not None and isinstance(value, gymnasium.Space)
+def _is_a(value: Any, module: str, name: str) -> bool:
+    loaded = sys.modules.get(module)
+    kind = getattr(loaded, name, None)  # it lacks the name while it is being loaded
+    return kind is not None and isinstance(value, kind)
 
 
 def _packed_text(text: str) -> Value:
@@ -142,6 +154,14 @@ def _packed_text(text: str) -> Value:
 
 def _packed_bytes(data: bytes) -> Value:
     return data if len(data) <= _BULK_BYTES else {"$bytes": np.frombuffer(data, np.uint8)}
+
+
+def _packed_array(array: Array) -> Value:
+    """Return an array of numbers as it is; one of objects, such as infos, without its empty dicts."""
+    if array.dtype != object or array.ndim != 1:
+        return _checked_array(array)
+    is_filled = np.array([type(item) is not dict or bool(item) for item in array], np.bool_)
+    return {"$objects": {"is_filled": is_filled, "items": _packed_items(list(array[is_filled]))}}
 
 
 def _checked_array(array: Array) -> Array:
@@ -269,7 +289,7 @@ class _Reader:
         return _array(content).tobytes().decode("utf-8", "surrogatepass")
 
     def _batch(self, content: Any) -> Any:
-        columns = {name: _array(column) for name, column in content["columns"].items()}
+        columns = {name: _array(self.read(column)) for name, column in content["columns"].items()}
         batch = SampleBatch(columns)
         batch.env_steps = _count(content["env_steps"])
         return batch
@@ -287,6 +307,40 @@ class _Reader:
         from aiorl.data.spaces import space_from_dict  # loads Gymnasium
 
         return space_from_dict(self.read(content))
+
+    def _objects(self, content: Any) -> Any:
+        is_filled = _array(content["is_filled"])
+        if is_filled.dtype != np.bool_ or is_filled.ndim != 1:
+            raise TypeError("expected a mask of the rows")
+        items = self._items(content["items"])
+        if len(items) != np.count_nonzero(is_filled):
+            raise TypeError(f"expected as many items as the mask has, got {len(items)}")
+        remaining = iter(items)
+        array = np.empty(len(is_filled), object)
+        for row, has_item in enumerate(is_filled.tolist()):
+            array[row] = next(remaining) if has_item else {}
+        return array
+
+    def _filter(self, content: Any) -> Any:
+        from aiorl.acting.filters import filter_from_dict  # loads Gymnasium
+
+        return filter_from_dict(self.read(content))
+
+    def _metrics(self, content: Any) -> Any:
+        length, reward, *by_name = self._items(content)
+        if not isinstance(length, int | np.integer) or not isinstance(reward, float | np.floating):
+            raise TypeError("expected the length and the reward of an episode")
+        if len(by_name) != 4 or not all(type(values) is dict for values in by_name):
+            raise TypeError("expected four dicts of an episode's metrics")
+        return RolloutMetrics(cast(int, length), cast(float, reward), *by_name)
+
+    def _estimate(self, content: Any) -> Any:
+        from aiorl.offline.estimators import OffPolicyEstimate  # loads readers of files
+
+        name, metrics = self._items(content)
+        if type(name) is not str or type(metrics) is not dict:
+            raise TypeError("expected the name of an estimator and its metrics")
+        return OffPolicyEstimate(name, metrics)
 
     def _actor(self, content: Any) -> Any:
         name, path = content
@@ -311,6 +365,10 @@ _READERS: Final[dict[str, Callable[[_Reader, Any], Any]]] = {
     "$batches": _Reader._batches,
     "$fragment": _Reader._fragment,
     "$space": _Reader._space,
+    "$objects": _Reader._objects,
+    "$filter": _Reader._filter,
+    "$metrics": _Reader._metrics,
+    "$estimate": _Reader._estimate,
     "$actor": _Reader._actor,
     "$code": _Reader._code,
 }

@@ -23,10 +23,11 @@ import numpy as np
 from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMappingFn
+from aiorl.actors.references import method
 from aiorl.compat import learning
 from aiorl.compat.arguments import worker_settings
-from aiorl.compat.launcher_spec import LauncherSpec
 from aiorl.compat.saved_state import SavedState, dump_state, load_state
+from aiorl.config.code import import_object
 from aiorl.config.worker import WorkerConfig
 from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -53,6 +54,20 @@ _ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 of RFC 5737; no data is sent there
 P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W")
+
+
+def _function(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function that an import path names; a function is returned as it is.
+
+    Raises:
+        ConfigError: it can't be imported.
+    """
+    imported: Callable[P, R] = _imported(function, "function")
+    return imported
+
+
+def _imported(value: Any, key: str) -> Any:
+    return import_object(value, key=key) if isinstance(value, str) else value
 
 
 class EvaluatorInterface(ABC):
@@ -125,11 +140,11 @@ class EvaluatorInterface(ABC):
         """Call a function with this object and the arguments, and return its result.
 
         Args:
-            function: the function; its first argument is this object.
+            function: the function, or its import path; its first argument is this object.
             *args: further arguments.
             **kwargs: keyword arguments.
         """
-        return function(self, *args, **kwargs)
+        return _function(function)(self, *args, **kwargs)
 
 
 class SampleStream:
@@ -229,7 +244,19 @@ def _naming_successors(
     return checked
 
 
+_CODE = (
+    "policy",
+    "policy_mapping_fn",
+    "observation_fn",
+    "callbacks",
+    "input_creator",
+    "output_creator",
+)
+"""Arguments that can be import paths; ``env_creator`` can always be one."""
+
+
 if TYPE_CHECKING:  # `RolloutWorker.__getattr__` passes on the attributes of both
+    from aiorl.compat.remote import RemoteClass
 
     class _Worker(Worker):
         """Attributes of a worker and of its reader of batches.
@@ -271,8 +298,8 @@ class RolloutWorker(EvaluatorInterface, _Worker):
     def __init__(
         self,
         env_creator: EnvSource,
-        policy: type[Policy] | Mapping[str, tuple[type[Policy], Any, Any, dict[str, Any]]],
-        policy_mapping_fn: PolicyMappingFn | None = None,
+        policy: type[Policy] | str | Mapping[str, tuple[type[Policy], Any, Any, dict[str, Any]]],
+        policy_mapping_fn: PolicyMappingFn | str | None = None,
         policies_to_train: Collection[str] | None = None,
         tf_session_creator: Callable[[], Any] | None = None,
         rollout_fragment_length: int = 100,
@@ -282,7 +309,7 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         sample_async: bool = DEFAULTS.sample_async,
         compress_observations: bool | str = DEFAULTS.compress_observations,
         num_envs: int = DEFAULTS.num_envs_per_worker,
-        observation_fn: ObservationFn | None = None,
+        observation_fn: ObservationFn | str | None = None,
         observation_filter: str = DEFAULTS.observation_filter,
         clip_rewards: bool | float | None = DEFAULTS.clip_rewards,
         clip_actions: bool = DEFAULTS.clip_actions,
@@ -294,10 +321,10 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         monitor_path: str | None = None,
         log_dir: str | None = None,
         log_level: str | None = None,
-        callbacks: type[DefaultCallbacks] | None = None,
-        input_creator: InputCreator = sampler_input,
+        callbacks: type[DefaultCallbacks] | str | None = None,
+        input_creator: InputCreator | str = sampler_input,
         input_evaluation: Collection[str] = frozenset(),
-        output_creator: OutputCreator = noop_output,
+        output_creator: OutputCreator | str = noop_output,
         remote_worker_envs: bool = DEFAULTS.remote_worker_envs,
         remote_env_batch_wait_ms: float = DEFAULTS.remote_env_batch_wait_ms,
         soft_horizon: bool = DEFAULTS.soft_horizon,
@@ -310,8 +337,8 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         """Build everything; an asynchronous sampler starts to sample.
 
         Names and order of the arguments are RLlib's. Many of them are config keys too, which
-        docs/config.md explains in full. If the constructor fails, it stops the parts that it has
-        built.
+        docs/config.md explains in full. A class or function can also be given by its import path,
+        ``package.module:Name``. If the constructor fails, it stops the parts that it has built.
 
         Args:
             env_creator: function that makes an environment from an EnvContext; a name, see
@@ -370,6 +397,8 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         self._arguments = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
+        for name in _CODE:
+            self._arguments[name] = _imported(self._arguments[name], name)
         self._ahead: deque[Future[Batch]] = deque()
         Worker(worker_settings(self._arguments), wrap=self._wrap)
 
@@ -464,6 +493,7 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         """Endless iterator over results of ``sample()``, synchronous or asynchronous."""
         return SampleStream(self.sample, self._ahead)
 
+    @method(num_returns=2)
     def sample_with_count(self) -> tuple[Batch, int]:
         """Sample, and return the batch ``[B, ...]`` and its count of env steps."""
         batch = self.sample()
@@ -524,16 +554,18 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         Raises:
             UnknownPolicyError: no policy has this id (a KeyError).
         """
-        return function(self.policy_map[policy_id])
+        return _function(function)(self.policy_map[policy_id])
 
     def foreach_policy(self, function: Callable[[Policy, str], R]) -> list[R]:
         """Call a function with each policy and its id; return the results."""
+        function = _function(function)
         return [function(policy, policy_id) for policy_id, policy in self.policy_map.items()]
 
     def foreach_env(self, function: Callable[[Any], R]) -> list[R]:
         """Call a function with each environment, or with the BaseEnv if it shows none; return the
         results.
         """
+        function = _function(function)
         envs = list(self.async_env.get_unwrapped())
         return [function(env) for env in envs or [self.async_env]]
 
@@ -638,6 +670,7 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         Returns:
             The results, in the order of ``policies_to_train``.
         """
+        function = _function(function)
         return [
             function(self.policy_map[policy_id], policy_id) for policy_id in self.policies_to_train
         ]
@@ -802,17 +835,33 @@ class RolloutWorker(EvaluatorInterface, _Worker):
     # --- launching ---
 
     @classmethod
-    def as_remote(cls, *limits: Any, **limits_by_name: Any) -> LauncherSpec:
-        """Return the limits of a worker of this class, for a launcher.
+    def as_remote(
+        cls,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        memory: float | None = None,
+        object_store_memory: float | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> RemoteClass:
+        """Return the class whose ``remote(...)``, with the arguments of this class, starts a worker
+        in a process of its own.
 
         Args:
-            *limits: arguments of `LauncherSpec`.
-            **limits_by_name: the same, by name.
+            num_cpus: threads of the libraries there; None leaves them as they are.
+            num_gpus: 0 hides the GPUs; there is no other limit.
+            memory: heap quota of the process, bytes; None is no quota.
+            object_store_memory: largest result of a call, bytes; None is no limit.
+            resources: must be empty, since aiorl does not schedule machines.
 
         Raises:
             ConfigError: a limit is impossible (also a ValueError).
         """
-        return LauncherSpec(cls, *limits, **limits_by_name)
+        # loads the sockets, which a worker of its own does not need
+        from aiorl.compat.limits import ActorOptions
+        from aiorl.compat.remote import RemoteClass
+
+        options = ActorOptions(num_cpus, num_gpus, memory, object_store_memory, resources)
+        return RemoteClass(cls, options)
 
     def get_node_ip(self) -> str:
         """Return the address at which other hosts reach this one, according to its routes, or else

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from aiorl.actors import actor_session as up, hub_session as down
 from aiorl.actors.actor_session import ActorSession, Identity, LinkState
 from aiorl.actors.hub_session import ActorSpec, ActorState, HubSession, HubSettings
-from aiorl.errors import BadFrame, LocalProtocolError
+from aiorl.errors import BadFrame, LocalProtocolError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 
 NO_ARGS: dict[str, Any] = {"args": [], "kwargs": {}}
@@ -334,6 +334,47 @@ def test_a_call_fails_whose_shared_arguments_are_gone() -> None:
     [reply] = actor.messages_to_send()
     assert isinstance(reply, m.Reply)
     assert (reply.call_id, reply.ok) == (call_id, False)
+
+
+@pytest.mark.parametrize(
+    ("others", "place", "whole"),
+    [
+        ({"args": [1, 2], "kwargs": {"a": 3}}, 1, {"args": [1, "x", 2], "kwargs": {"a": 3}}),
+        ({"args": [1], "kwargs": {"a": 3}}, "b", {"args": [1], "kwargs": {"a": 3, "b": "x"}}),
+    ],
+)
+def test_a_shared_argument_takes_its_place_among_the_others(
+    others: dict[str, Any], place: int | str, whole: dict[str, Any]
+) -> None:
+    hub = hub_with_an_actor()
+    actor = ActorSession(Identity("w", "host", 1))
+    actor.receive(m.LearnerBeat("hub", -1), 0.0)
+    number = hub.share({"value": "x"})
+    for _ in range(2):
+        hub.call("a", "echo", {**others, "payload": number, "place": place})
+    for peer, message in hub.messages_to_send():
+        if peer is None:
+            actor.broadcast(message)
+        else:
+            actor.receive(message, 0.0)
+    calls = [event for event in actor.events() if isinstance(event, up.CallArrived)]
+    assert [call.args for call in calls] == [whole, whole]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"place": 0},
+        {"place": 0, "args": 5, "kwargs": {}},
+        {"place": 0, "args": [], "kwargs": []},
+        {"place": None, "args": [], "kwargs": {}},
+    ],
+)
+def test_a_call_whose_shared_argument_has_no_place_is_refused(args: dict[str, Any]) -> None:
+    actor = ActorSession(Identity("w", "host", 1))
+    actor.receive(m.LearnerBeat("hub", -1), 0.0)
+    with pytest.raises(RemoteProtocolError, match="place"):
+        actor.receive(m.Call(1, "echo", {"payload": 1, **args}), 0.0)
 
 
 def direct(hub: HubSession) -> list[m.DownMessage]:

@@ -11,12 +11,21 @@ import pytest
 from hypothesis import given, strategies as st
 
 import aiorl
+from aiorl.acting.filters import (
+    FILTER_NAMES,
+    MeanStdFilter,
+    ReturnFilter,
+    filter_to_dict,
+    make_filter,
+)
 from aiorl.actors.values import LIMITS, ActorName, pack, unpack
 from aiorl.data.fragment import Fragment
+from aiorl.data.metrics import RolloutMetrics
 from aiorl.errors import RemoteProtocolError, UnsendableError
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Reply
+from aiorl.offline.estimators import OffPolicyEstimate
 
 NUMBERS = st.sampled_from(
     ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
@@ -93,6 +102,49 @@ def test_batches_fragments_and_spaces_arrive_as_they_were() -> None:
     assert travelled(ActorName("c-1", "m:C")) == ActorName("c-1", "m:C")
 
 
+def test_columns_of_objects_arrive_with_their_rows() -> None:
+    infos = np.array([{}, {"lives": 2}, {}], object)
+    infos[2]["obs"] = np.arange(3)
+    packed = np.array([b"a", b"b", None], object)
+    batch = aiorl.SampleBatch(actions=np.arange(3), infos=infos, packed=packed)
+    arrived = travelled(batch)
+    assert list(arrived) == list(batch)
+    assert list(arrived["infos"][:2]) == [{}, {"lives": 2}]
+    np.testing.assert_array_equal(arrived["infos"][2]["obs"], [0, 1, 2])
+    assert list(arrived["packed"]) == [b"a", b"b", None]
+    assert arrived["infos"].dtype == object
+
+
+def test_metrics_and_estimates_arrive_as_what_they_are() -> None:
+    metrics = RolloutMetrics(3, 1.5, {("agent", "policy"): 1.5}, {"x": 1.0}, {}, {"h": [1, 2]})
+    estimate = OffPolicyEstimate("is", {"V_prev": 1.0})
+    arrived = travelled([metrics, estimate])
+    assert arrived == [metrics, estimate]
+    assert list(map(type, arrived)) == [RolloutMetrics, OffPolicyEstimate]
+
+
+@pytest.mark.parametrize("name", FILTER_NAMES)
+@pytest.mark.parametrize("num_kept", [0, 1])
+def test_filters_arrive_with_their_statistics_and_pending_deltas(name: str, num_kept: int) -> None:
+    original = make_filter(name, (3,), num_kept)
+    original(np.arange(12.0).reshape(4, 3))
+    original.clear_buffer()
+    original(np.ones((2, 3)))
+    arrived = travelled(original)
+    assert type(arrived) is type(original)
+    obs = np.arange(3.0)
+    np.testing.assert_array_equal(arrived(obs, update=False), original(obs, update=False))
+    if isinstance(original, MeanStdFilter):
+        assert repr(arrived) == repr(original)
+        assert original.buffer_count == 2
+        assert_same(arrived.delta(), original.delta())
+
+
+def test_a_filter_that_has_no_name_is_refused_before_it_leaves() -> None:
+    with pytest.raises(UnsendableError, match="ReturnFilter"):
+        pack(ReturnFilter())
+
+
 def test_code_is_named_and_imported_only_where_that_is_allowed() -> None:
     assert travelled(gymnasium.make, imports_code=True) is gymnasium.make
     with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
@@ -116,6 +168,10 @@ def test_what_is_no_data_is_refused_before_it_leaves(value: Any, part: str) -> N
         pack({"deep": [value]})
 
 
+def forged_filter(**changes: Any) -> dict[str, Any]:
+    return {**pack(filter_to_dict(MeanStdFilter((3,)))), **changes}  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -131,6 +187,22 @@ def test_what_is_no_data_is_refused_before_it_leaves(value: Any, part: str) -> N
         {"$set": [[1]]},
         {"$number": None},
         {"$text": np.array([255, 254], np.uint8)},
+        {"$objects": {"is_filled": np.ones(2, np.bool_), "items": [1]}},
+        {"$objects": {"is_filled": np.ones(2, np.uint8), "items": [1, 2]}},
+        {"$objects": {"is_filled": np.ones((2, 2), np.bool_), "items": [1, 2]}},
+        {"$objects": {"is_filled": np.zeros(1, np.bool_), "items": 5}},
+        {"$metrics": [1, "a", {}, {}, {}, {}]},
+        {"$metrics": [1, 1.0, {}]},
+        {"$metrics": [1, 1.0, {}, {}, {}, []]},
+        {"$estimate": ["is", []]},
+        {"$estimate": [1, {}]},
+        {"$filter": {"kind": "Filter"}},
+        {"$filter": forged_filter(shape=[1 << 40])},
+        {"$filter": forged_filter(shape=[(1 << 40) + 3], num_kept=1 << 40)},
+        {"$filter": forged_filter(clip="a")},
+        {"$filter": forged_filter(kind="LearningFilter")},
+        {"$filter": forged_filter(delta={"n": np.int64(1), "mean": np.zeros(3)})},
+        {"$filter": forged_filter(state=dict.fromkeys(("n", "mean", "m2"), np.full(3, np.nan)))},
     ],
 )
 def test_forged_marks_are_refused_by_name(value: Any) -> None:

@@ -19,7 +19,7 @@ from aiorl.config.schema import CommonConfig
 from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
 
 DOCS = Path(__file__).parents[2] / "docs"
-_PLACE = re.compile(r"(<!-- (keys|python) (\w+) -->\n)(?:\|.*\n)*")
+_PLACE = re.compile(r"(<!-- (keys|python|names) (\w+) -->\n)(?:\|.*\n)*")
 _CONFIG = """# Common keys
 
 The keys that all algorithms share. Each [algorithm's page](algorithms/index.md) lists its own keys, and its defaults of
@@ -95,6 +95,9 @@ def _table(kind: str, library: str) -> str:
         for of, names in other_names()[kind][library].items():
             text += "".join(f"| `{of}.{name}` | {here} |\n" for name, here in names.items())
         return text
+    if kind == "names":
+        rows = (f"| `{name}` | {here} |\n" for name, here in other_names()[library].items())
+        return "| Name | Here |\n|---|---|\n" + "".join(rows)
     text = "| Name | Here | Difference |\n|---|---|---|\n"
     for name, entry in other_names()[library].items():
         answers = {NONE: entry} if isinstance(entry, str) else entry
