@@ -498,5 +498,9 @@ class ActorLost(ActorError):
         return f"the actor {self.actor} is lost: {self.reason}{end}"
 
 
+class CallTimeout(ActorError, TimeoutError):
+    """An actor or a worker has not answered in time; it may still run the method."""
+
+
 class UnsendableError(AiorlError, TypeError):
     """A value can't be sent to or from an actor: messages contain data, never code or objects."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
@@ -145,6 +146,15 @@ class Calls:
 
     def _unpack(self, value: m.Value) -> Any:
         return unpack(value, self.make_handle, imports_code=False)
+
+
+def description_of(error: BaseException) -> dict[str, m.Value]:
+    """Return what a reply says of an exception; see `error_of`."""
+    return {
+        "kind": type(error).__qualname__,
+        "message": str(error)[:4000],
+        "traceback": "".join(traceback.format_exception(error))[-12_000:],
+    }
 
 
 def error_of(method: str, result: Any) -> ActorError:

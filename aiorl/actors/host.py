@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import logging
 import time
-import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -20,7 +19,7 @@ from typing import Any, Final
 
 from aiorl.actors import actor_session as ev
 from aiorl.actors.actor_session import ActorSession
-from aiorl.actors.calls import Calls
+from aiorl.actors.calls import Calls, description_of
 from aiorl.actors.hub_session import CallEnded, ItemArrived
 from aiorl.actors.values import LIMITS, pack, unpack
 from aiorl.config.code import import_object
@@ -137,11 +136,13 @@ class ActorHost:
         """Let the call end to which a message belongs that can't be sent."""
         match message:
             case Reply(call_id):
-                self._send(Reply(call_id, False, _described(error)))
+                self._send(Reply(call_id, False, description_of(error)))
             case Item(call_id):
                 self._unsendable[call_id] = error
             case Call(call_id):
-                self._session.receive(Reply(call_id, False, _described(error)), time.monotonic())
+                self._session.receive(
+                    Reply(call_id, False, description_of(error)), time.monotonic()
+                )
                 self._flush()
             case _:
                 raise error
@@ -189,7 +190,7 @@ class ActorHost:
             self._object = await self._in_thread(make)
         except BaseException as error:
             logger.warning("the actor %s could not be made: %r", request.name, error)
-            self._answer(_INIT_CALL, ok=False, result=_described(error))
+            self._answer(_INIT_CALL, ok=False, result=description_of(error))
             if not isinstance(error, Exception):
                 raise
         else:
@@ -200,9 +201,9 @@ class ActorHost:
         try:
             result = pack(await self._result_of(call))
         except asyncio.CancelledError as error:
-            self._answer(call.call_id, ok=False, result=_described(error))
+            self._answer(call.call_id, ok=False, result=description_of(error))
         except Exception as error:
-            self._answer(call.call_id, ok=False, result=_described(error))
+            self._answer(call.call_id, ok=False, result=description_of(error))
         else:
             self._answer(call.call_id, ok=True, result=result)
         finally:
@@ -287,12 +288,3 @@ class ActorHost:
     def _answer(self, call_id: int, *, ok: bool, result: Any) -> None:
         self._session.reply(call_id, ok=ok, result=result)
         self._flush()
-
-
-def _described(error: BaseException) -> dict[str, Any]:
-    """Return what the caller gets to know of an exception."""
-    return {
-        "kind": type(error).__qualname__,
-        "message": str(error)[:4000],
-        "traceback": "".join(traceback.format_exception(error))[-12_000:],
-    }

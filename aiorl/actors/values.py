@@ -8,6 +8,7 @@ named, never shipped. Nothing here runs code of the sender.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
@@ -55,8 +56,8 @@ def pack(value: Any) -> Value:
     """Return a value as data that a message can carry.
 
     Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, observation
-    filters, metrics of episodes, handles of actors, and classes and functions at the top level of a
-    module arrive as what they are.
+    filters, metrics of episodes, handles of actors, classes and functions at the top level of a
+    module, and `functools.partial` of these arrive as what they are.
 
     Raises:
         UnsendableError: it contains something else.
@@ -110,6 +111,8 @@ def _packed_other(value: Any) -> Value:
             return {"$fragment": {"columns": pack(value.columns), "extras": pack(value.extras)}}
         case ActorName():
             return {"$actor": [value.name, value.path]}
+        case functools.partial():
+            return {"$partial": [pack(value.func), pack(list(value.args)), pack(value.keywords)]}
         case set() | frozenset():
             return {"$set": _packed_items(list(value))}
         case bool() | int() | float() | str():  # members of enumerations, and similar kinds
@@ -132,7 +135,8 @@ def _packed_other(value: Any) -> Value:
     if callable(value) and hasattr(value, "__qualname__"):
         raise UnsendableError(
             f"{value.__qualname__} can't be imported by other processes: define it by def or class"
-            " at the top level of a module, or of the script that you run"
+            " at the top level of a module, or of the script that you run; functools.partial gives a"
+            " function its arguments"
         )
     raise UnsendableError(
         f"a {type(value).__qualname__} can't be sent to or from an actor: send its data as numbers,"
@@ -219,6 +223,15 @@ def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
         RemoteProtocolError: it is not a result of `pack`, or names code that can't be imported.
     """
     return _Reader(make_handle, imports_code).read(value)
+
+
+def refuse_handle(name: str, path: str) -> Any:
+    """Refuse handles of actors, as the ``make_handle`` of `unpack` where there are no actors.
+
+    Raises:
+        RemoteProtocolError: always.
+    """
+    raise RemoteProtocolError(f"the actor {name:.64} of {path:.200} can't be called from here")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -348,6 +361,10 @@ class _Reader:
             raise TypeError("expected a name and an import path")
         return self.make_handle(name, path)
 
+    def _partial(self, content: Any) -> Any:
+        function, args, kwargs = self._items(content)
+        return functools.partial(function, *args, **kwargs)
+
     def _code(self, content: Any) -> Any:
         if not self.imports_code:
             raise TypeError("only a hub can name code")
@@ -370,6 +387,7 @@ _READERS: Final[dict[str, Callable[[_Reader, Any], Any]]] = {
     "$metrics": _Reader._metrics,
     "$estimate": _Reader._estimate,
     "$actor": _Reader._actor,
+    "$partial": _Reader._partial,
     "$code": _Reader._code,
 }
 """Mark -> the method that reads its content."""
