@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from aiorl.net.protocol import events as ev
+from aiorl.net.protocol import calls, events as ev
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.protocol.roster import Worker
 from aiorl.process.log_once import EventRates
@@ -109,12 +109,11 @@ class PeerNews:
                     " others"
                 )
                 self.report("workers that bring nothing", slot, text, logging.WARNING)
-            case ev.CallReplied(slot, _, ok, result):
-                if ok:
-                    answer = result if isinstance(result, str) else "(no answer)"
-                    stacks = many_lines(answer, _MAX_STACKS)
-                    text = f"stacks of worker {slot}:\n{stacks}"
-                    self.report("stacks of workers", slot, text, logging.WARNING)
+            case ev.CallReplied(slot, _, method=calls.STACKS, ok=True, result=result):
+                answer = result if isinstance(result, str) else "(no answer)"
+                stacks = many_lines(answer, _MAX_STACKS)
+                text = f"stacks of worker {slot}:\n{stacks}"
+                self.report("stacks of workers", slot, text, logging.WARNING)
             case FragmentRefused(slot, reason):
                 text = f"worker {slot} sent a malformed fragment: {reason}"
                 self.report("malformed fragments", slot, text, logging.ERROR)
@@ -148,7 +147,7 @@ class PeerNews:
                 f" for {worker.in_env_s:.0f} s; its stacks follow in the log"
             )
             if self.report("environments that hang", worker.slot, text, logging.WARNING):
-                self.session.call(worker.slot, "stacks", {})
+                self.session.call(worker.slot, calls.STACKS, {})
         self._hung = {worker.incarnation for worker in hung}
 
     def look_for_slow_workers(self) -> None:

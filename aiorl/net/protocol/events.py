@@ -4,10 +4,11 @@ they happened.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aiorl.net.wire.messages import Plain, Samples, Snapshot, Welcome
+from aiorl.net.wire.messages import Plain, Samples, Snapshot, Value, Welcome
 
 # Learner
 # --------------------------------------------------------------------------------------------------
@@ -85,12 +86,23 @@ class PeerRejected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallReplied:
-    """The answer to a call; if ``ok`` is False, ``result`` is an error text."""
+    """The answer to a call; if ``ok`` is False, ``result`` describes the error."""
 
     slot: int
     call_id: int
+    method: str
     ok: bool
-    result: Plain
+    result: Value
+
+
+@dataclass(frozen=True, slots=True)
+class CallLost:
+    """A call has ended without an answer, because its worker is lost."""
+
+    slot: int
+    call_id: int
+    method: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,7 @@ LearnerEvent: TypeAlias = (
     | WorkerFailed
     | PeerRejected
     | CallReplied
+    | CallLost
     | StatusRequested
 )
 
@@ -130,12 +143,14 @@ class SnapshotReceived:
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallRequested:
-    """The learner asks to run a method; answer with ``WorkerSession.reply``."""
+    """The learner asks this incarnation to run a method; answer with ``WorkerSession.reply``."""
 
     call_id: int
     method: str
+    args: Mapping[str, Plain]
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)

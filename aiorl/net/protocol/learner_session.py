@@ -28,6 +28,7 @@ from aiorl.config.worker import TransportConfig
 from aiorl.data.fragment import PolicyGraph
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.calls import LearnersCalls
 from aiorl.net.protocol.leases import Grant, LeaseBook
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS, Ledger
 from aiorl.net.protocol.missed import MissedSnapshots
@@ -117,7 +118,7 @@ class LearnerSession:
         self._waiting = WaitingLine()
         self._rates = _Rates()
         self._missed = MissedSnapshots()
-        self._calls = _Calls()
+        self._calls = LearnersCalls()
         self.start_data = StartData()
         self._goodbye: m.Bye | None = None
         self._outbox = _Outbox()
@@ -193,11 +194,18 @@ class LearnerSession:
         """
         self._send_grants(self.leases.stream(waiting, min_version, self._clock.now))
 
-    def call(self, slot: int, method: str, args: Mapping[str, m.Plain]) -> int:
-        """Ask a worker to run a method; return the id of the CallReplied that follows unless the
-        worker is lost.
+    def call(
+        self, slot: int, method: str, args: Mapping[str, m.Plain], *, num_bytes: int = 0
+    ) -> int:
+        """Ask a worker to run a method; return the number of the call, which ends with CallReplied
+        or CallLost.
 
-        No reply follows if its connection is lost.
+        Args:
+            slot: the worker's slot.
+            method: name of the method.
+            args: its arguments.
+            num_bytes: size of the arguments; a worker gets a limited number of calls and of their
+                bytes at a time, and further ones wait.
 
         Raises:
             LocalProtocolError: when no worker has that slot.
@@ -205,8 +213,8 @@ class LearnerSession:
         worker = self._roster.by_slot.get(slot)
         if worker is None:
             raise LocalProtocolError(f"no worker in slot {slot}; live slots: {self.slots}")
-        call_id = self._calls.open(worker)
-        self._say_to(worker, m.Call(call_id, method, args))
+        call_id = self._calls.open(worker, method, args, num_bytes)
+        self._send_calls(worker)
         return call_id
 
     def mark_lost(self, slot: int, reason: str, now: float) -> None:
@@ -264,6 +272,15 @@ class LearnerSession:
         """Return whether the live worker in a slot has sent a fragment."""
         worker = self._roster.by_slot.get(slot)
         return worker is not None and worker.last_seq > 0
+
+    def slot_of(self, incarnation: str) -> int:
+        """Return the slot of a live incarnation, 0 for any other."""
+        worker = self._roster.by_incarnation.get(incarnation)
+        return 0 if worker is None else worker.slot
+
+    def free_slot(self) -> int:
+        """Return the lowest slot that no worker has or is reserved for, 0 for none."""
+        return self._roster.free_slot(0, "")
 
     def host_of(self, slot: int) -> str:
         """Return the host of the live worker in a slot, "" for none and if we started it."""
@@ -357,10 +374,14 @@ class LearnerSession:
                 if fatal:
                     self._end_worker(worker, f"failed: {one_line(text, _MAX_REASON)}", notify=False)
             case m.Reply(call_id, ok, result):
-                if self._calls.answer(call_id, worker):
-                    self._events.append(ev.CallReplied(worker.slot, call_id, ok, result))
-                else:
+                call = self._calls.answer(call_id, worker)
+                if call is None:
                     self._needless(worker, "unsolicited replies")
+                    return
+                self._events.append(
+                    ev.CallReplied(worker.slot, call_id, call.method, ok=ok, result=result)
+                )
+                self._send_calls(worker)
             case m.Leaving(reason):
                 if self._report(worker, message):
                     self._end_worker(worker, f"left: {one_line(reason, _MAX_REASON)}", notify=False)
@@ -522,6 +543,8 @@ class LearnerSession:
                 self._welcome(worker)
                 for lease in self.leases.outstanding_leases(worker.slot):
                     self._say_to(worker, lease)
+                for call in self._calls.unanswered(worker):
+                    self._say_to(worker, call)
         return True
 
     def _admit_waiting(self) -> None:
@@ -701,6 +724,11 @@ class LearnerSession:
         for slot, lease in grants:
             self._say_to(self._roster.by_slot[slot], lease)
 
+    def _send_calls(self, worker: Worker) -> None:
+        """Send the calls that a worker has room for."""
+        for call in self._calls.to_send(worker):
+            self._say_to(worker, call)
+
     def _redeal(self) -> None:
         """Lease the held fragments to the live workers."""
         self._send_grants(self.leases.redeal(self._clock.now))
@@ -731,7 +759,8 @@ class LearnerSession:
         self._roster.end(worker)
         self._outbox.ack_due.pop(worker, None)
         self._missed.forget(worker)
-        self._calls.forget(worker)
+        for call in self._calls.forget(worker):
+            self._events.append(ev.CallLost(worker.slot, call.call_id, call.method, reason))
         lost = self.ledger.close(worker.incarnation, reason.partition(":")[0])
         self.leases.drop_slot(worker.slot)
         self._events.append(
@@ -831,34 +860,6 @@ class _Outbox:
         self.ack_due.clear()
         self.given_snapshot.clear()
         return messages
-
-
-class _Calls:
-    """Calls without an answer; only the learner adds any."""
-
-    def __init__(self) -> None:
-        self._next_id = 1
-        self._workers: dict[int, Worker] = {}
-
-    def open(self, worker: Worker) -> int:
-        """Return the id of a new call to a worker."""
-        call_id = self._next_id
-        self._next_id += 1
-        self._workers[call_id] = worker
-        return call_id
-
-    def answer(self, call_id: int, worker: Worker) -> bool:
-        """Close a call; return False if that worker has no such call."""
-        if self._workers.get(call_id) is not worker:
-            return False
-        del self._workers[call_id]
-        return True
-
-    def forget(self, lost: Worker) -> None:
-        """Forget the calls to a lost worker."""
-        self._workers = {
-            call_id: worker for call_id, worker in self._workers.items() if worker is not lost
-        }
 
 
 @dataclass(slots=True)

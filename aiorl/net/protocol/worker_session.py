@@ -23,6 +23,7 @@ from aiorl.config.worker import TransportConfig
 from aiorl.data.columns import Array
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.calls import WorkersCalls
 from aiorl.net.protocol.leases import WorkerLeases
 from aiorl.net.wire import messages as m
 
@@ -97,6 +98,7 @@ class WorkerSession:
         self.version = -1
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
+        self._calls = WorkersCalls()
         self._fragments = _SentFragments(settings)
         self._link = _Link()
         self._greeting = _Greeting(slot_hint=settings.slot_hint)
@@ -159,7 +161,7 @@ class WorkerSession:
                 if message.learner_incarnation == self.learner_incarnation:
                     self._take_snapshot(message)
             case m.Call():
-                self._events.append(ev.CallRequested(message.call_id, message.method))
+                self._called(message, now)
             case _:
                 raise RemoteProtocolError(
                     f"a learner does not send {type(message).__name__}", field="type"
@@ -284,10 +286,19 @@ class WorkerSession:
     # Saying
     # ----------------------------------------------------------------------------------------------
 
-    def reply(self, call_id: int, ok: bool, result: m.Plain, now: float) -> None:
-        """Answer a CallRequested."""
+    def reply(self, request: ev.CallRequested, ok: bool, result: m.Value, now: float) -> None:
+        """Answer a call, once it may be sent; nothing happens if that was another incarnation's, or
+        has an answer.
+        """
+        call_id = request.call_id
+        if request.incarnation != self.incarnation or not self._calls.is_running(call_id):
+            return
+        self._calls.end(call_id)
+        answer = m.Reply(call_id, ok, result)
         if self._may_speak():
-            self._say(m.Reply(call_id, ok, result), now)
+            self._say(answer, now)
+        else:
+            self._calls.unsent.append(answer)
 
     def failure(self, kind: str, message: str, traceback: str, now: float) -> None:
         """Report a failure, after which the learner ends this incarnation, and end the session."""
@@ -420,6 +431,9 @@ class WorkerSession:
             if was_paused:
                 self._events.append(ev.LearnerBack())
         self._acked(m.Ack(welcome.acked_seq, resend=True), now)
+        for answer in self._calls.unsent:
+            self._say(answer, now)
+        self._calls.unsent.clear()
         self._heartbeat.send_soon()  # the totals may have been lost on the way
 
     def _refused(self, refusal: m.Refused, now: float) -> None:
@@ -469,6 +483,7 @@ class WorkerSession:
         self._begin_with(-1)
         self._greeting.refusal = ""
         self._leases.clear()
+        self._calls = WorkersCalls()
         self._fragments.reset()
         self._heartbeat.in_env_s = 0.0
         self._heartbeat.activity = ""
@@ -476,6 +491,20 @@ class WorkerSession:
         self._greet(now)
         if self._link.is_up:
             self._say_hello(now)
+
+    def _called(self, call: m.Call, now: float) -> None:
+        """Ask to run a call, unless it is a repeated one that is known."""
+        calls = self._calls
+        if calls.is_running(call.call_id):
+            return
+        refusal = calls.refusal(call.call_id)
+        if refusal is not None:
+            self._say(refusal, now)
+            return
+        calls.begin(call.call_id)
+        self._events.append(
+            ev.CallRequested(call.call_id, call.method, call.args, self.incarnation)
+        )
 
     def _acked(self, ack: m.Ack, now: float) -> None:
         self._fragments.acked(ack.seq)

@@ -11,6 +11,7 @@ not sent, nor are rows whose gradients are sent instead.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -26,6 +27,7 @@ import numpy as np
 from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
+from aiorl.actors.values import pack, refuse_handle, unpack
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
@@ -33,7 +35,7 @@ from aiorl.data.layout import to_training_arrays, with_scaled_rewards
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
-from aiorl.net.wire.messages import Arrays, Samples, Snapshot
+from aiorl.net.wire.messages import Arrays, Samples, Snapshot, Value
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.process.log_once import log_once
 from aiorl.run.added_policy import AddedPolicy, changes_to
@@ -135,6 +137,7 @@ class SnapshotSlot:
 
 
 _FOR_POLICIES = {"eager", "no_eager_on_workers", "eager_tracing"}
+_ENDING = {"stop", "interrupt"}
 _PERF = ("iters", "env_wait_time", "processing_time", "inference_time")
 
 
@@ -307,6 +310,44 @@ class SamplerUnit:
             StopSampling: ``stop`` was called.
         """
         self._between_turns(self.worker)
+
+    def call(self, method: str, packed: Mapping[str, Value]) -> Value:
+        """Call a method of the RolloutWorker that code of users gets; only while idle.
+
+        A batch that it samples moves the environments on, but is not part of the run's experience.
+
+        Args:
+            method: name of a public method.
+            packed: its arguments, as `aiorl.actors.values.pack` returns them.
+
+        Returns:
+            The packed result.
+
+        Raises:
+            StopSampling: ``stop`` was called.
+            AttributeError: there is no such method.
+            RemoteProtocolError: the arguments can't be read.
+            UnsendableError: the result can't be sent.
+            Exception: the method raised it.
+        """
+        if not self._part.sample_async:  # then its own thread takes snapshots up
+            self.take_up()
+        worker = self.worker.rollout_worker()
+        function = None if method.startswith("_") else getattr(worker, method, None)
+        if not callable(function):
+            raise AttributeError(f"a RolloutWorker has no public method {method!r}")
+        if method in _ENDING:
+            raise RuntimeError(
+                f"{method}() would end a worker of the run: trainer.workers.reset(others) does that"
+            )
+        args = unpack(packed["args"], refuse_handle, imports_code=True)
+        kwargs = unpack(packed["kwargs"], refuse_handle, imports_code=True)
+        try:
+            result = pack(function(*args, **kwargs))
+        except StopIteration as error:  # no future can have this exception
+            raise RuntimeError(f"{method} raised StopIteration") from error
+        # the next fragment may change arrays of the result before they are sent
+        return copy.deepcopy(result)
 
     def take_deltas(self, sequence: int) -> dict[str, dict[str, Any]]:
         """Return policy id -> filter delta, sent with the fragment of that sequence number; only

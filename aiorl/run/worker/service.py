@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from aiorl.actors.calls import description_of
 from aiorl.config.worker import WorkerPart
 from aiorl.errors import (
     AiorlError,
@@ -36,9 +37,10 @@ from aiorl.errors import (
     MemoryQuotaError,
     RemoteProtocolError,
     UnknownPolicyError,
+    UnsendableError,
     described,
 )
-from aiorl.net.protocol import events as ev
+from aiorl.net.protocol import calls, events as ev
 from aiorl.net.protocol.worker_session import (
     MAX_UNACKED_BYTES,
     WorkerSession,
@@ -58,6 +60,7 @@ from aiorl.net.wire.messages import (
     Failure,
     Message,
     RefusalCode,
+    Reply,
     Samples,
     Snapshot,
     Welcome,
@@ -324,7 +327,11 @@ class WorkerService:
                 limits=self._settings.limits,
             )
         except LocalProtocolError as error:
-            self._fail("protocol", f"a message cannot be sent: {error}", "")
+            if isinstance(message, Reply):  # the result of a call may be too large
+                refusal = UnsendableError(f"the result can't be sent: {error}")
+                self._send(Reply(message.call_id, False, description_of(refusal)))
+            else:
+                self._fail("protocol", f"a message cannot be sent: {error}", "")
             return
         # without a connection, the session sends everything again after the next one
         self._outbox.send(frames)
@@ -370,10 +377,10 @@ class WorkerService:
                 logger.info("the learner said goodbye: %s", reason)
                 if final:
                     self._finish(WorkerOutcome(True, reason, final=True))
-            case ev.CallRequested(call_id, method):
-                is_known = method == "stacks"
-                answer = _stacks() if is_known else f"a worker has no method {method!r}"
-                self._session.reply(call_id, is_known, answer, time.monotonic())
+            case ev.CallRequested(method=calls.STACKS):
+                self._session.reply(event, True, _stacks(), time.monotonic())
+            case ev.CallRequested():
+                self._tasks.start(self._answer(event), f"call-{event.call_id}")
 
     def _fail(self, kind: str, message: str, traceback_text: str) -> None:
         if self._session.state is WorkerState.ENDED:
@@ -533,6 +540,27 @@ class WorkerService:
             logger.info(
                 "the first fragment is sent, %.2f s after this process was started", age_s()
             )
+
+    # Calls
+    # ----------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: ev.CallRequested) -> None:
+        """Run a call of the learner between two fragments, and answer it, whatever happens."""
+        if self._building is not None:
+            await asyncio.wait([self._building])
+        try:
+            unit_index = request.args.get("sampler")
+            running = next((one for one in self._running if one.index == unit_index), None)
+            if running is None or running.unit is None:
+                raise LookupError(f"the worker has no sampler {unit_index!r:.20}")
+            result = await running.call(running.unit.call, request.method, request.args)
+        except StopSampling:
+            return  # this incarnation ends, and the call with it
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            self._session.reply(request, False, description_of(error), time.monotonic())
+        else:
+            self._session.reply(request, True, result, time.monotonic())
+        self._pump()
 
     async def _stop_units(self) -> None:
         """End every sampler at its next step; one stuck in its environment is left behind with its

@@ -200,7 +200,7 @@ class HostileWorld:
             match event:
                 case ev.SamplesAccepted():
                     self.queued.append(event.message.env_steps)
-                case ev.CallReplied():
+                case ev.CallReplied() | ev.CallLost():
                     self.calls.remove(event.call_id)
                 case ev.WorkerJoined():
                     assert event.slot in range(1, NUM_WORKERS + 1)

@@ -50,7 +50,7 @@ class HostileWorld:
         self.source = source
         self.now = 100.0
         self.begun: list[int] = []
-        self.calls: list[int] = []
+        self.calls: list[ev.CallRequested] = []
         # decode its messages, which takes as long as everything else
         self.is_read = source.below(16) == 1
         self.newest = -1
@@ -173,7 +173,7 @@ class HostileWorld:
                     assert event.snapshot.version > self.newest
                     self.newest = event.snapshot.version
                 case ev.CallRequested():
-                    self.calls.append(event.call_id)
+                    self.calls.append(event)
         for message in session.messages_to_send():
             if self.is_read:
                 decode([bytes(frame) for frame in encode(message)])

@@ -525,6 +525,43 @@ def test_a_call_is_answered_once_by_the_called_worker() -> None:
         session.call(9, "x", {})
 
 
+def test_calls_of_a_lost_worker_end_and_others_go_their_way() -> None:
+    session = make("a", "b")
+    sent_call, other = session.call(1, "ping", {}), session.call(2, "ping", {})
+    waiting = [session.call(1, "ping", {}) for _ in range(64)][-1]
+    session.mark_lost(1, "killed", 2.0)
+    lost = told(session, ev.CallLost)
+    assert {sent_call, waiting} <= {event.call_id for event in lost}
+    assert {event.reason for event in lost} == {"killed"}
+    session.receive(B, m.Reply(other, True, "pong"), 2.0)
+    assert [event.call_id for event in told(session, ev.CallReplied)] == [other]
+
+
+@pytest.mark.parametrize(("num_bytes", "at_a_time"), [(0, 64), (40 << 20, 1), (1 << 30, 1)])
+def test_a_worker_gets_a_limited_number_of_calls_and_bytes_at_a_time_in_order(
+    num_bytes: int, at_a_time: int
+) -> None:
+    session = make("a")
+    numbers = [session.call(1, "ping", {}, num_bytes=num_bytes) for _ in range(66)]
+    stacks = session.call(1, "stacks", {})
+    assert [message.call_id for message in sent(session)] == [*numbers[:at_a_time], stacks]
+    session.receive(A, m.Reply(numbers[0], True, None), 1.0)
+    session.receive(A, m.Reply(stacks, True, ""), 1.0)
+    assert [message.call_id for message in sent(session)] == [numbers[at_a_time]]
+
+
+def test_calls_without_an_answer_are_repeated_after_each_welcome() -> None:
+    session = make("a")
+    number = session.call(1, "ping", {"x": 1})
+    sent(session)
+    session.peer_gone(A, 1.0)
+    later = session.call(1, "ping", {})
+    assert sent(session) == []
+    session.receive(B, hello("a"), 2.0, key="key-a")
+    calls = [message for message in sent(session) if isinstance(message, m.Call)]
+    assert [message.call_id for message in calls] == [number, later]
+
+
 @pytest.mark.parametrize("message", [fragment(0, 1), m.Reply(3, True, None)])
 def test_a_worker_that_keeps_sending_needless_messages_is_dropped(message: m.UpMessage) -> None:
     session = make("a", "b")

@@ -368,17 +368,74 @@ def test_a_missing_snapshot_is_requested_less_and_less_often(sign: m.Message) ->
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_run_and_answered() -> None:
+def call_of(session: WorkerSession) -> ev.CallRequested:
+    (event,) = (event for event in session.events() if isinstance(event, ev.CallRequested))
+    return event
+
+
+def replies(session: WorkerSession) -> list[tuple[int, bool, Any]]:
+    return [
+        (message.call_id, message.ok, message.result)
+        for message in session.messages_to_send()
+        if isinstance(message, m.Reply)
+    ]
+
+
+def test_a_call_is_run_and_answered_once() -> None:
     session = registered()
     session.receive(m.Call(5, "ping", {"x": 1}), 0.0)
-    assert session.events() == [ev.CallRequested(5, "ping")]
-    session.reply(5, True, "pong", 0.1)
-    assert [(said.call_id, said.ok, said.result) for said in session.messages_to_send()] == [
-        (5, True, "pong")
-    ]
+    call = call_of(session)
+    assert (call.call_id, call.method, call.args) == (5, "ping", {"x": 1})
+    session.receive(m.Call(5, "ping", {"x": 1}), 0.0)  # repeated after a welcome
+    assert session.events() == []
+    session.reply(call, True, "pong", 0.1)
+    session.reply(call, True, "again", 0.1)
+    assert replies(session) == [(5, True, "pong")]
+
+
+def test_an_answer_waits_for_the_next_welcome_of_the_same_learner() -> None:
+    session = registered()
+    session.receive(m.Call(5, "ping", {}), 0.0)
+    call = call_of(session)
     session.disconnected(0.2)
-    session.reply(5, True, "pong", 0.3)
+    session.reply(call, True, "pong", 0.3)
     assert session.messages_to_send() == []
+    session.connected(0.4)
+    session.receive(welcome(session), 0.5)
+    assert replies(session) == [(5, True, "pong")]
+
+
+def test_a_repeated_call_whose_answer_was_lost_is_not_run_again() -> None:
+    session = registered()
+    session.receive(m.Call(5, "ping", {}), 0.0)
+    session.reply(call_of(session), True, "pong", 0.1)
+    session.messages_to_send()  # lost with the connection
+    session.receive(m.Call(5, "ping", {}), 0.2)
+    assert session.events() == []
+    ((call_id, ok, result),) = replies(session)
+    assert (call_id, ok) == (5, False)
+    assert "lost" in result
+
+
+def test_calls_of_an_earlier_learner_are_not_answered_to_the_next_one() -> None:
+    session = registered()
+    session.receive(m.Call(1, "ping", {}), 0.0)
+    former = call_of(session)
+    session.receive(m.LearnerBeat("L2", 0), 0.1)
+    session.receive(welcome(session, learner_incarnation="L2"), 0.2)
+    session.receive(m.Call(1, "other", {}), 0.3)
+    session.reply(former, True, "pong", 0.4)
+    assert replies(session) == []
+    session.reply(call_of(session), True, "of L2", 0.5)
+    assert replies(session) == [(1, True, "of L2")]
+
+
+def test_a_worker_runs_a_limited_number_of_calls_at_a_time() -> None:
+    session = registered()
+    for number in range(1, 258):
+        session.receive(m.Call(number, "ping", {}), 0.0)
+    assert len(session.events()) == 256
+    assert [(number, ok) for number, ok, _ in replies(session)] == [(257, False)]
 
 
 def test_a_fatal_failure_and_leaving_end_the_session_after_a_last_message() -> None:
