@@ -290,6 +290,7 @@ class Children:
         self._environment = environment or {}
         self._has_worked = has_worked
         self._pass_fds = pass_fds
+        self._max_restarts = max_restarts
         self._children = {slot: _Child(Restarts(max_restarts)) for slot in slots}
         self._is_stopping = False
 
@@ -331,6 +332,16 @@ class Children:
         except OSError:
             self.stop(signal.SIGKILL)
             raise
+
+    def add(self, slot: int) -> None:
+        """Start a child in another slot.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        child = _Child(Restarts(self._max_restarts))
+        self._start(slot, child)
+        self._children[slot] = child
 
     def poll(self) -> None:
         """Take note of children that have ended, and restart them when due."""

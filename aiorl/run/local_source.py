@@ -21,7 +21,14 @@ from typing import Any, TypeVar
 
 from aiorl.acting.filters import ObservationFilter
 from aiorl.config.parts import SamplePart
-from aiorl.errors import AiorlError, EndOfData, EvaluationError, InternalError, described
+from aiorl.errors import (
+    AiorlError,
+    ConfigError,
+    EndOfData,
+    EvaluationError,
+    InternalError,
+    described,
+)
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.roster import Worker
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
@@ -348,6 +355,14 @@ class LocalSource(Source):
         training.begin_saving(learning)
         training.compiled_in(time.perf_counter() - began)
         self._status = "sampling the first train batch"
+
+    async def add_workers(self, count: int) -> None:
+        """See `Source`; there are no processes."""
+        raise ConfigError(
+            "this run samples in its own process, so no worker can be added.",
+            key="num_workers",
+            hint="Begin with num_workers of 1 or more, or with bind.",
+        )
 
     async def compiled(self) -> None:
         """See `Source`; it is compiled when `begin` returns."""

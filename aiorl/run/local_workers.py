@@ -14,7 +14,7 @@ from functools import partial
 import psutil
 
 from aiorl.config.parts import SamplePart
-from aiorl.errors import WorkerError
+from aiorl.errors import ConfigError, WorkerError
 from aiorl.net.protocol.events import WorkerFailed
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.process.children import (
@@ -46,13 +46,14 @@ _LOOK_EVERY_S = 0.1
 
 
 class LocalWorkers:
-    """Worker processes of slots 1 to ``num_workers``.
+    """Worker processes of slots 1 to ``num_workers``, and of those that are added.
 
     A worker that runs but is no longer registered, because it was stopped or is stuck, is killed
     and started again. A worker that would fail the same way again, or that failed too often, ends
     the training.
 
     Attributes:
+        slots: slots of the workers.
         given_up: slots of workers that failed too often and stay down.
         may_be_lost: True once workers can register, so that an unregistered worker counts as lost.
         come_back_s: seconds in which a lost worker can register again or end before it is killed. A
@@ -70,6 +71,7 @@ class LocalWorkers:
             address: address that they connect to.
             sample: how many workers there are, and what follows from a failure.
         """
+        self.slots = list(range(1, sample.num_workers + 1))
         self.given_up: set[int] = set()
         self.may_be_lost = False
         self.come_back_s = 5.0
@@ -86,7 +88,7 @@ class LocalWorkers:
         self._tasks = Tasks(training.fail)
         self._children = Children(
             partial(self._command, address),
-            self._slots,
+            self.slots,
             max_restarts=sample.max_worker_restarts,
             log_path=training.directory.worker_log,
             on_event=self.on_child,
@@ -101,10 +103,6 @@ class LocalWorkers:
         )
 
     @property
-    def _slots(self) -> range:
-        return range(1, self._sample.num_workers + 1)
-
-    @property
     def pids(self) -> dict[int, int]:
         """Process id of every running worker by slot."""
         return self._children.pids
@@ -117,6 +115,29 @@ class LocalWorkers:
         """
         self._children.start()
         self._tasks.start(self._look_after(), "local-workers")
+
+    def add(self, count: int) -> set[int]:
+        """Start more workers in free slots, which they keep like those of the start.
+
+        Returns:
+            Their slots.
+
+        Raises:
+            ConfigError: the run has no room for them.
+            OSError: a process could not be started; those before it are.
+        """
+        added: set[int] = set()
+        for _ in range(count):
+            slot = self._session.free_slot()
+            if not slot:
+                most = self._session.settings.max_workers
+                raise ConfigError(
+                    f"no worker can be added: a run has at most {most}.", key="num_workers"
+                )
+            self.slots.append(slot)
+            self._children.add(slot)
+            added.add(slot)
+        return added
 
     async def stop(self, grace_s: float) -> None:
         """End every worker; those that do not leave by themselves within ``grace_s`` seconds are
@@ -176,7 +197,7 @@ class LocalWorkers:
         the environment failed in every worker before anything was sampled.
         """
         slot = failed.slot
-        if slot not in self._slots:  # not a local worker
+        if slot not in self.slots:  # not a local worker
             return
         self._failures[slot] = failed.message  # its process may have ended already
         if failed.kind == "setup" and not self._sample.ignore_worker_failures:
@@ -184,12 +205,12 @@ class LocalWorkers:
             return
         failures = {
             without_numbers(self._failures[other]) if other in self._failures else None
-            for other in self._slots
+            for other in self.slots
         }
         has_sampled = self._training.counters.env_steps_sampled > self._steps_before
-        if len(failures) == 1 and not has_sampled and not self._has_others(self._slots):
-            every = f"each of the {len(self._slots)} workers"
-            if len(self._slots) == 1:
+        if len(failures) == 1 and not has_sampled and not self._has_others(self.slots):
+            every = f"each of the {len(self.slots)} workers"
+            if len(self.slots) == 1:
                 every = "the only worker"
             log = self._training.directory.worker_log(slot)
             message = (
@@ -200,7 +221,7 @@ class LocalWorkers:
 
     def on_refused(self, slot: int, reason: str) -> None:
         """Take note of why a fragment of a worker was refused, which ends its process."""
-        if slot in self._slots:
+        if slot in self.slots:
             self._failures[slot] = f"it sent a malformed fragment: {reason}"
 
     def on_child(self, event: ChildEvent) -> None:

@@ -22,7 +22,13 @@ from typing import TypeVar
 from aiorl.acting.filters import ObservationFilter
 from aiorl.config.addresses import dialable
 from aiorl.config.parts import SamplePart, TransportPart
-from aiorl.errors import ConfigError, InternalError, LocalProtocolError, RemoteProtocolError
+from aiorl.errors import (
+    ConfigError,
+    InternalError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    WorkerError,
+)
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import BROADCAST, LearnerSession, Target
 from aiorl.net.protocol.roster import Worker
@@ -74,6 +80,7 @@ from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
 from aiorl.run.ports import TrainingView
 from aiorl.run.source import Source
 from aiorl.run.update_thread import UpdateEvent, UpdatesEnded, UpdateThread
+from aiorl.run.worker_calls import WorkerCalls
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +132,7 @@ class RemoteSource(Source):
         limits = transport.limits
         self._codec = _Codec(limits_of(limits), compress=limits.compression != "off")
         self._news = PeerNews(training.tell, core.session)
+        self._calls = WorkerCalls(core.session, lambda call: self._codec.check(call, 0), self.pump)
         self._happened = _Happened()
         self._is_pump_due = False
         self._is_over = False
@@ -224,6 +232,11 @@ class RemoteSource(Source):
             f"{text} (with num_workers: 0 and bind, this run starts none; without bind, this"
             " process samples)"
         )
+
+    @property
+    def calls(self) -> WorkerCalls:
+        """See `Source`."""
+        return self._calls
 
     @property
     def session(self) -> LearnerSession:
@@ -350,6 +363,22 @@ class RemoteSource(Source):
             return False
         return True
 
+    async def add_workers(self, count: int) -> None:
+        """See `Source`."""
+        slots = self.workers_here.add(count)
+        await self._training.end.before(self._wait_for_slots(slots))
+
+    async def _wait_for_slots(self, slots: set[int]) -> None:
+        while not slots.issubset(self.session.slots):
+            given_up = sorted(slots & self.workers_here.given_up)
+            if given_up:
+                log = self._training.directory.worker_log(given_up[0])
+                raise WorkerError(given_up[0], f"it did not start (log: {log})")
+            self._happened.joined.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._happened.joined.wait()
+
     async def compiled(self) -> None:
         """See `Source`."""
         await self._training.end.before(self._happened.compiled.wait())
@@ -412,6 +441,7 @@ class RemoteSource(Source):
             self.pump()
         finally:
             self._is_over = True
+            self._calls.close(reason)
 
     async def _hang_up(self) -> None:
         await end_in_time("the connections' tasks", self._tasks.close)
@@ -525,7 +555,7 @@ class RemoteSource(Source):
             return
         if any(worker.state != OUT_OF_DATA for worker in workers) or not self.core.is_drained:
             return
-        slots_to_come = set(range(1, self._sample.num_workers + 1))
+        slots_to_come = set(self.workers_here.slots)
         slots_to_come -= {*self.session.slots, *self.workers_here.given_up}
         if not slots_to_come:  # workers still to come have their share to read
             self._training.stop("Done: all stored experience was read.")
@@ -569,6 +599,10 @@ class RemoteSource(Source):
                 self._happened.joined.set()
             case ev.WorkerFailed():
                 self.workers_here.on_failed(news)
+            case ev.CallReplied():
+                self._calls.replied(news)
+            case ev.CallLost():
+                self._calls.lost(news)
             case FragmentRefused(slot, reason):
                 self.workers_here.on_refused(slot, reason)
             case ev.StatusRequested(peer, max_bytes):

@@ -15,6 +15,7 @@ from aiorl.run.core import LearnerCore
 from aiorl.run.overview import Overview
 from aiorl.run.ports import Play, Updates
 from aiorl.run.worker.sampler_unit import SamplerUnit
+from aiorl.run.worker_calls import WorkerCalls
 
 T = TypeVar("T")
 
@@ -50,6 +51,11 @@ class Source(Protocol):
         return ""
 
     @property
+    def calls(self) -> WorkerCalls | None:
+        """Calls of methods of worker processes; None if there are none."""
+        return None
+
+    @property
     def status(self) -> str:
         """Current work or wait, before the first update."""
 
@@ -76,6 +82,15 @@ class Source(Protocol):
 
         Raises:
             ConfigError: a setting turns out impossible.
+        """
+
+    async def add_workers(self, count: int) -> None:
+        """Start more worker processes on this host, and wait until they are registered.
+
+        Raises:
+            ConfigError: this run has no worker processes, or no room for them.
+            WorkerError: one of them ended again and again.
+            OSError: a process could not be started.
         """
 
     async def compiled(self) -> None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.run.trainer.algorithm_trainer import AlgorithmTrainer, RemoteWorker, WorkerSet
+from aiorl.run.trainer.algorithm_trainer import AlgorithmTrainer
 from aiorl.run.trainer.trainer import Trainer
+from aiorl.run.trainer.worker_set import RemoteWorker, WorkerSet
 
 TRAINERS: dict[str, type[AlgorithmTrainer]] = {
     f"{kind}Trainer": type(

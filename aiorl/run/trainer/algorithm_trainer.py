@@ -1,4 +1,4 @@
-"""Trainer that works with every algorithm, and its set of workers."""
+"""Trainer that works with every algorithm."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import asyncio
 import logging
 import secrets
 import tempfile
-import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,80 +49,11 @@ from aiorl.run.restoring import is_scaled
 from aiorl.run.run import build_or_restore, source_for
 from aiorl.run.threads import BrokenOff, LoopThread
 from aiorl.run.trainer.trainer import Trainer
+from aiorl.run.trainer.worker_set import WorkerSet
 from aiorl.run.training import Training
 from aiorl.run.worker.sampler_unit import SamplerUnit, UnitPlace
 from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.worker import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteWorker:
-    """A registered worker process.
-
-    Attributes:
-        index: its slot, from 1.
-        incarnation: id of its registration; a worker that registers again gets a new one.
-        state: the state that it reported last.
-        in_env_s: seconds since its environment's current step began.
-    """
-
-    index: int
-    incarnation: str
-    state: str
-    in_env_s: float
-
-
-class WorkerSet:
-    """The workers of a trainer: one in this process, and worker processes on this or other
-    hosts.
-    """
-
-    def __init__(self, trainer: AlgorithmTrainer) -> None:
-        """Take the `trainer` that the workers belong to."""
-        self._trainer = trainer
-
-    def local_worker(self) -> Any:
-        """Return the RolloutWorker of this process, index 0, with the newest weights and filter
-        statistics.
-
-        In a run without worker processes, this is the worker that samples. Otherwise the first call
-        makes it.
-        """
-        return self._trainer._local_worker().rollout_worker()
-
-    def remote_workers(self) -> list[RemoteWorker]:
-        """Return the registered worker processes, ordered by index."""
-        return self._trainer._loop.do(self._registered)
-
-    def reset(self, healthy: Iterable[RemoteWorker]) -> None:
-        """Continue with these workers only; the others must leave, and their fragments in flight
-        count as lost.
-
-        Args:
-            healthy: the workers to keep, as ``remote_workers`` returns them.
-        """
-        incarnations = {worker.incarnation for worker in healthy}
-        session = self._trainer._training.core.session
-
-        def lose_others() -> None:
-            for worker in self._registered():
-                if worker.incarnation not in incarnations:
-                    session.mark_lost(
-                        worker.index, "the trainer continues without it", time.monotonic()
-                    )
-
-        self._trainer._loop.do(lose_others)
-
-    def stop(self) -> None:
-        """End all workers, and the trainer with them."""
-        self._trainer.stop()
-
-    def _registered(self) -> list[RemoteWorker]:
-        return [
-            RemoteWorker(worker.slot, worker.incarnation, worker.state, worker.in_env_s)
-            for worker in self._trainer._training.source.workers()
-        ]
-
 
 _JOIN_S = 10.0
 _OF_EPISODES = ("episode", "policy_reward", "custom_metrics", "hist_stats", "sampler_perf")
@@ -186,7 +116,7 @@ class AlgorithmTrainer(Trainer):
     def workers(self) -> WorkerSet:
         """Set of workers that sample."""
         self._check_running()
-        return WorkerSet(self)
+        return WorkerSet(self._loop, lambda: self._training, self._local_worker, self.stop)
 
     @property
     def policy_ids(self) -> list[str]:

@@ -1,0 +1,119 @@
+"""Calls of the methods of a run's workers, for code of users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from aiorl.actors.calls import error_of
+from aiorl.actors.values import num_bytes, refuse_handle, unpack
+from aiorl.errors import (
+    ActorError,
+    ActorLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    UnsendableError,
+)
+from aiorl.net.protocol import events as ev
+from aiorl.net.protocol.learner_session import LearnerSession
+from aiorl.net.wire.messages import Call, Plain
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerPlace:
+    """A sampler of a registered worker.
+
+    Attributes:
+        slot: index of the worker, from 1.
+        incarnation: id of its registration.
+        sampler: index among the samplers of the worker, from 0.
+    """
+
+    slot: int
+    incarnation: str
+    sampler: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    name: str
+    method: str
+    future: Future[Any]
+
+
+class WorkerCalls:
+    """Calls that have not ended. They run between two fragments of their sampler, in order.
+
+    Args:
+        session: sends them.
+        check: raises LocalProtocolError if a message can't be sent.
+        pump: called after each call, to send its message.
+    """
+
+    def __init__(
+        self, session: LearnerSession, check: Callable[[Call], None], pump: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._check = check
+        self._pump = pump
+        self._open: dict[int, _Open] = {}
+
+    def begin(self, place: SamplerPlace, method: str, packed: Mapping[str, Plain]) -> Future[Any]:
+        """Call a method of a sampler's RolloutWorker, in the event loop's thread.
+
+        Args:
+            place: the sampler.
+            method: name of the method.
+            packed: its arguments, see `aiorl.actors.calls.packed_arguments`.
+
+        Returns:
+            The result, or the error: RemoteError of the method, or ActorLost if the worker is
+                lost.
+
+        Raises:
+            UnsendableError: the arguments are too large.
+        """
+        call = _Open(f"worker {place.slot}", method, Future())
+        call.future.set_running_or_notify_cancel()  # a method that runs can't be cancelled
+        slot = self._session.slot_of(place.incarnation)
+        if not slot:
+            call.future.set_exception(ActorLost(call.name, "it has left the run"))
+            return call.future
+        args = {**packed, "sampler": place.sampler}
+        try:
+            self._check(Call(0, method, args))
+        except LocalProtocolError as error:
+            raise UnsendableError(f"the arguments of {method} can't be sent: {error}") from error
+        number = self._session.call(slot, method, args, num_bytes=num_bytes(args))
+        self._open[number] = call
+        self._pump()
+        return call.future
+
+    def replied(self, reply: ev.CallReplied) -> None:
+        """Take the answer to a call."""
+        call = self._open.pop(reply.call_id, None)
+        if call is None:  # not a call of a user
+            return
+        if not reply.ok:
+            call.future.set_exception(error_of(f"{call.method} of {call.name}", reply.result))
+            return
+        try:
+            result = unpack(reply.result, refuse_handle, imports_code=False)
+        except RemoteProtocolError as error:
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(result)
+
+    def lost(self, loss: ev.CallLost) -> None:
+        """End a call whose worker is lost."""
+        call = self._open.pop(loss.call_id, None)
+        if call is not None:
+            call.future.set_exception(ActorLost(call.name, loss.reason))
+
+    def close(self, reason: str) -> None:
+        """End all calls."""
+        for call in self._open.values():
+            call.future.set_exception(ActorError(f"{call.method} of {call.name}: {reason}"))
+        self._open.clear()
