@@ -150,7 +150,7 @@ def attribute_hint(of: str, name: str) -> str:
     """Return the replacement for an attribute that another library has, or "".
 
     Args:
-        of: aiorl, config or trainer.
+        of: aiorl, config, trainer or workers.
         name: name of the attribute.
     """
     if name.startswith("_"):

@@ -16,6 +16,7 @@ from aiorl.config.rllib_file import attribute_hint, from_rllib
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
+from aiorl.run.trainer import WorkerSet
 
 PAGES = ["migration_rllib.md", "migration_sb3.md"]
 KINDS = [config_class(name) for name in ALGORITHMS]
@@ -97,6 +98,7 @@ def test_a_foreign_name_in_python_is_refused_with_the_hint_in_its_line(name: str
         "aiorl": aiorl,
         "config": aiorl.PPOConfig(),
         "trainer": object.__new__(aiorl.PPOTrainer),
+        "workers": object.__new__(WorkerSet),
     }
     for row in rows(name, "python"):
         of, _, attribute = row[0].strip("`").partition(".")

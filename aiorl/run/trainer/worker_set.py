@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiorl.acting.policy import Policy
 from aiorl.actors.calls import packed_arguments
 from aiorl.actors.references import RefHandle
+from aiorl.config.rllib_file import no_attribute
 from aiorl.errors import CallTimeout, ConfigError
 from aiorl.net.protocol.roster import Worker as RegisteredWorker
 from aiorl.run.threads import LoopThread
@@ -101,6 +102,12 @@ class WorkerSet:
         self._training = training
         self._local_worker = local_worker
         self._stop = stop
+
+    if not TYPE_CHECKING:  # type checkers should know the real attributes only
+
+        def __getattr__(self, name: str) -> Any:
+            """Refuse an unknown attribute, with a hint if other libraries have it."""
+            raise no_attribute("workers", self, name)
 
     # The workers
     # ----------------------------------------------------------------------------------------------
