@@ -60,36 +60,33 @@ class WorkerCalls:
         self._pump = pump
         self._open: dict[int, _Open] = {}
 
-    def begin(self, place: SamplerPlace, method: str, packed: Mapping[str, Plain]) -> Future[Any]:
+    def begin(
+        self, place: SamplerPlace, method: str, packed: Mapping[str, Plain], future: Future[Any]
+    ) -> None:
         """Call a method of a sampler's RolloutWorker, in the event loop's thread.
 
         Args:
             place: the sampler.
             method: name of the method.
             packed: its arguments, see `aiorl.actors.calls.packed_arguments`.
-
-        Returns:
-            The result, or the error: RemoteError of the method, or ActorLost if the worker is
-                lost.
-
-        Raises:
-            UnsendableError: the arguments are too large.
+            future: gets the result, or the error: RemoteError of the method, ActorLost if the
+                worker is lost, UnsendableError if the arguments are too large.
         """
-        call = _Open(f"worker {place.slot}", method, Future())
-        call.future.set_running_or_notify_cancel()  # a method that runs can't be cancelled
+        call = _Open(f"worker {place.slot}", method, future)
         slot = self._session.slot_of(place.incarnation)
         if not slot:
-            call.future.set_exception(ActorLost(call.name, "it has left the run"))
-            return call.future
+            future.set_exception(ActorLost(call.name, "it has left the run"))
+            return
         args = {**packed, "sampler": place.sampler}
         try:
             self._check(Call(0, method, args))
         except LocalProtocolError as error:
-            raise UnsendableError(f"the arguments of {method} can't be sent: {error}") from error
+            text = f"the arguments of {method} can't be sent: {error}"
+            future.set_exception(UnsendableError(text))
+            return
         number = self._session.call(slot, method, args, num_bytes=num_bytes(args))
         self._open[number] = call
         self._pump()
-        return call.future
 
     def replied(self, reply: ev.CallReplied) -> None:
         """Take the answer to a call."""
@@ -113,7 +110,7 @@ class WorkerCalls:
             call.future.set_exception(ActorLost(call.name, loss.reason))
 
     def close(self, reason: str) -> None:
-        """End all calls."""
+        """End all calls; the workers have left."""
         for call in self._open.values():
             call.future.set_exception(ActorError(f"{call.method} of {call.name}: {reason}"))
         self._open.clear()

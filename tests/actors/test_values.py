@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -145,6 +146,17 @@ def test_a_filter_that_has_no_name_is_refused_before_it_leaves() -> None:
         pack(ReturnFilter())
 
 
+def test_a_partial_function_arrives_with_its_arguments_where_code_is_allowed() -> None:
+    arrived = travelled(functools.partial(divmod, 17), imports_code=True)
+    assert arrived(5) == (3, 2)
+    arrived = travelled(functools.partial(make_filter, shape=(2,)), imports_code=True)
+    assert arrived("MeanStdFilter").shape == (2,)
+    with pytest.raises(RemoteProtocolError):
+        travelled(functools.partial(divmod, 17))
+    with pytest.raises(UnsendableError, match=r"functools\.partial"):
+        pack(functools.partial(lambda number: number, 1))
+
+
 def test_code_is_named_and_imported_only_where_that_is_allowed() -> None:
     assert travelled(gymnasium.make, imports_code=True) is gymnasium.make
     with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
@@ -191,6 +203,9 @@ def forged_filter(**changes: Any) -> dict[str, Any]:
         {"$objects": {"is_filled": np.ones(2, np.uint8), "items": [1, 2]}},
         {"$objects": {"is_filled": np.ones((2, 2), np.bool_), "items": [1, 2]}},
         {"$objects": {"is_filled": np.zeros(1, np.bool_), "items": 5}},
+        {"$partial": 5},
+        {"$partial": [1, [], {}]},
+        {"$partial": [{"$actor": ["a", "b"]}, 1, {}]},
         {"$metrics": [1, "a", {}, {}, {}, {}]},
         {"$metrics": [1, 1.0, {}]},
         {"$metrics": [1, 1.0, {}, {}, {}, []]},

@@ -288,6 +288,9 @@ class WorkerSet:
             packed = copy.deepcopy(packed_arguments(args, kwargs))
             calls = self._training().source.calls
             assert calls is not None, "this worker is a process"
-            return self._loop.do(lambda: calls.begin(place, method, packed))
+            future: Future[Any] = Future()
+            future.set_running_or_notify_cancel()  # a method that runs can't be cancelled
+            self._loop.soon(lambda: calls.begin(place, method, packed, future))
+            return future
 
         return RemoteWorker(submit, place, worker)

@@ -8,7 +8,7 @@ workers are registered again and a whole deal arrives.
 In a second machine, fragments carry the deltas of real filters, which a real publisher merges. In
 another one, policies change, join and leave between versions, and snapshots are partial: a sampler
 acts with exactly the weights that the learner had at the sampler's version, and in the end every
-worker has the newest ones.
+worker has the newest ones. In the last one, the learner calls methods of workers.
 """
 
 from __future__ import annotations
@@ -800,8 +800,81 @@ class ChangingPolicies(FaultyNetwork):
                 assert sampler.weights == self.policies
 
 
+class NodeWithCalls(Node):
+    """Worker that runs calls later.
+
+    Attributes:
+        requests: calls to run.
+        ran: tokens of all calls.
+    """
+
+    def __init__(self, index: int, life: int, ids: itertools.count) -> None:
+        super().__init__(index, life, ids)
+        self.requests: list[ev.CallRequested] = []
+        self.ran: set[int] = set()
+
+    def heard(self, event: ev.WorkerEvent) -> None:
+        if isinstance(event, ev.CallRequested):
+            token = event.args["token"]
+            assert token not in self.ran, "a call was run twice"
+            self.ran.add(token)
+            self.requests.append(event)
+
+
+class FaultyNetworkWithCalls(FaultyNetwork):
+    """The learner calls workers: each call is run at most once, and answered or lost once."""
+
+    node_class = NodeWithCalls
+
+    def make_learner(self, ledger: Ledger) -> LearnerSession:
+        self.pending: dict[int, int] = {}
+        return super().make_learner(ledger)
+
+    def learner_event(self, event: ev.LearnerEvent) -> None:
+        super().learner_event(event)
+        if isinstance(event, ev.CallReplied):
+            token = self.pending.pop(event.call_id)
+            assert event.result == token if event.ok else "lost" in event.result
+        elif isinstance(event, ev.CallLost):
+            del self.pending[event.call_id]
+
+    @rule(index=FaultyNetwork.nodes_index, count=st.integers(1, 70))
+    def learner_calls(self, index: int, count: int) -> None:
+        for slot in self.learner.slots[index : index + 1]:
+            for _ in range(count):
+                token = next(self.tokens)
+                self.pending[self.learner.call(slot, "ping", {"token": token})] = token
+        self.learner_shell()
+
+    @rule(index=FaultyNetwork.nodes_index, count=st.integers(1, 70))
+    def worker_answers(self, index: int, count: int) -> None:
+        node = self.nodes[index]
+        for request in node.requests[:count]:
+            node.session.reply(request, True, request.args["token"], self.now)
+        del node.requests[:count]
+        node.shell()
+
+    def teardown(self) -> None:
+        super().teardown()
+        for index in range(NUM_WORKERS):
+            self.learner_calls(index, 70)
+        for _ in range(60):
+            self.tick(0.25)
+            self.network_delivers_all()
+            for index in range(NUM_WORKERS):
+                self.worker_answers(index, 70)
+        assert not self.pending
+
+
 MACHINES = pytest.mark.parametrize(
-    "machine", [FaultyNetwork, FaultyNetworkWithFilters, StreamingWithFilters, ChangingPolicies]
+    "machine",
+    [
+        FaultyNetwork,
+        FaultyNetworkWithFilters,
+        StreamingWithFilters,
+        ChangingPolicies,
+        FaultyNetworkWithCalls,
+    ],
 )
 
 
@@ -884,6 +957,11 @@ def test_r139_r142_r143_the_protocol_survives_a_long_run_of_faults(
             (1, net.policy_joins),
             (1, lambda: net.policy_leaves(number=rng.randint(0, 5))),
             (10, lambda: net.late_sampler_steps(index=index())),
+        ]
+    if isinstance(net, FaultyNetworkWithCalls):
+        moves += [
+            (6, lambda: net.learner_calls(index=index(), count=rng.randint(1, 70))),
+            (12, lambda: net.worker_answers(index=index(), count=rng.randint(1, 70))),
         ]
     for _ in range(300 if seed == 0 else 1500):
         rng.choices(moves, [weight for weight, _ in moves])[0][1]()

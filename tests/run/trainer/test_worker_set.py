@@ -19,7 +19,14 @@ from small_runs import SMALL
 
 import aiorl
 from aiorl.actors.references import get
-from aiorl.errors import ActorLost, CallTimeout, ConfigError, RemoteError, UnsendableError
+from aiorl.errors import (
+    ActorError,
+    ActorLost,
+    CallTimeout,
+    ConfigError,
+    RemoteError,
+    UnsendableError,
+)
 
 WAIT_S = 60.0
 
@@ -69,6 +76,10 @@ def name_of(policy: Any, policy_id: str) -> str:
 
 def fail(worker: Any) -> None:
     raise ZeroDivisionError("in the worker")
+
+
+def too_many_arrays(worker: Any, *others: Any) -> list[Any]:
+    return [np.zeros(1)] * 5000
 
 
 def itself(worker: Any) -> Any:
@@ -123,6 +134,7 @@ def test_methods_of_running_workers_are_called_between_fragments_without_a_hole_
     weights = get(workers[1].get_weights.remote(), WAIT_S)["default_policy"]
     for name, value in trainer.get_weights()["default_policy"].items():
         np.testing.assert_array_equal(weights[name], value)
+    assert {episode.episode_length for episode in get(workers[0].get_metrics.remote())} == {4}
     result = trainer.train()
     check_ledger(result)
     assert result["ledger"]["sampled"] == before["ledger"]["sampled"] + 64
@@ -146,12 +158,15 @@ def test_what_cannot_be_sent_is_refused_and_errors_come_back(trainer: Any) -> No
     for method, arguments, kind in [
         ("apply", [fail], "ZeroDivisionError"),
         ("apply", [itself], "UnsendableError"),
+        ("apply", [too_many_arrays], "UnsendableError"),
         ("fly", [], "AttributeError"),
         ("stop", [], "RuntimeError"),
     ]:
         with pytest.raises(RemoteError) as raised:
             get(getattr(worker, method).remote(*arguments), WAIT_S)
         assert raised.value.kind == kind
+    with pytest.raises(UnsendableError):
+        get(worker.apply.remote(too_many_arrays, *too_many_arrays(None)), WAIT_S)
     with pytest.raises(ZeroDivisionError):
         trainer.workers.foreach_worker(fail)
     assert trainer.train()["num_healthy_workers"] == 2
@@ -230,6 +245,19 @@ def test_each_sampler_of_a_streaming_run_answers_while_training_goes_on(tmp_path
         for result in results:
             check_ledger(result)
         assert trainer.workers.foreach_worker(partial(set_wage, wage=3.0)) == [[3.0] * 2] * 3
+
+
+def test_calls_end_with_the_trainer(tmp_path: Path) -> None:
+    settings = {**SMALL, "num_workers": 1, "run_dir": str(tmp_path / "run")}
+    path = tmp_path / "waits"
+    with aiorl.PPOTrainer(settings, env=Paid) as trainer:
+        (worker,) = trainer.workers.remote_workers()
+        call = worker.apply.remote(wait_for, str(path))
+        wait_until(path.exists)
+    with pytest.raises(ActorError):
+        get(call, WAIT_S)
+    with pytest.raises(RuntimeError):
+        worker.sample.remote()
 
 
 def test_without_worker_processes_any_function_will_do(tmp_path: Path) -> None:
