@@ -110,12 +110,15 @@ class _Running:
     """Sampler unit with its thread and its task, for one registration life of the worker.
 
     Attributes:
+        turn: held while a fragment is sampled and sent, and during a call, so that filter deltas
+            are taken while nothing uses the unit.
         is_out_of_data: True once all passes over its stored experience have been read.
     """
 
     def __init__(self, index: int, incarnation: str) -> None:
         self.index = index
         self.incarnation = incarnation
+        self.turn = asyncio.Lock()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix=f"sampler-{index}")
         self.unit: SamplerUnit | None = None
         self.task: asyncio.Task[None] | None = None
@@ -510,16 +513,17 @@ class WorkerService:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                try:
-                    samples = await running.call(unit.sample)
-                except BaseException:
-                    # leases of an earlier registration are forgotten
-                    if running.incarnation == self._session.incarnation:
-                        self._session.abandon_fragment(lease_id)
-                    raise
-                if self._is_current(running.incarnation):
-                    running.executor.submit(unit.prepare)  # while the fragment is being sent
-                    self._send_fragment(unit, lease_id, samples)
+                async with running.turn:
+                    try:
+                        samples = await running.call(unit.sample)
+                    except BaseException:
+                        # leases of an earlier registration are forgotten
+                        if running.incarnation == self._session.incarnation:
+                            self._session.abandon_fragment(lease_id)
+                        raise
+                    if self._is_current(running.incarnation):
+                        running.executor.submit(unit.prepare)  # while the fragment is being sent
+                        self._send_fragment(unit, lease_id, samples)
         except StopSampling:
             pass
         except EndOfData as error:
@@ -553,7 +557,8 @@ class WorkerService:
             running = next((one for one in self._running if one.index == unit_index), None)
             if running is None or running.unit is None:
                 raise LookupError(f"the worker has no sampler {unit_index!r:.20}")
-            result = await running.call(running.unit.call, request.method, request.args)
+            async with running.turn:
+                result = await running.call(running.unit.call, request.method, request.args)
         except StopSampling:
             return  # this incarnation ends, and the call with it
         except (Exception, SystemExit) as error:  # the user's code may raise anything

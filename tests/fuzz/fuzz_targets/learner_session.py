@@ -126,8 +126,8 @@ class HostileWorld:
                 case 0:
                     self.session.deal_again(1 + source.below(4))
                 case 1:
-                    source.choice([None, 1.0])  # unused, but the corpus contains it
-                    self.calls.add(self.session.call(slot, "stacks", {}))
+                    method = source.choice(["stacks", "ping"])
+                    self.calls.add(self.session.call(slot, method, {}))
                 case 2:
                     self.session.mark_lost(slot, "ended", self.now)
                 case _:
