@@ -92,6 +92,23 @@ def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() 
     with_actors(use)
 
 
+def test_arrays_arrive_as_they_were_when_they_were_returned_or_passed() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        arrays = await asyncio.gather(*(counter.add_to_array(1.0) for _ in range(50)))
+        assert [array[[0, -1]].tolist() for array in arrays] == [[n, n] for n in range(1, 51)]
+        firsts = [array[0] async for array in counter.sums(10)]
+        assert firsts == list(range(51, 61))
+        array = np.zeros(50_000)
+        sums = []
+        for _ in range(10):
+            sums.append(counter.sum(array))
+            array += 1.0
+        assert await asyncio.gather(*sums) == [50_000.0 * n for n in range(10)]
+
+    with_actors(use)
+
+
 def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way() -> None:
     async def use(actors: Actors) -> None:
         counter = await actors.start(Counter)
