@@ -390,8 +390,10 @@ class ActorHandle:
         """Call a method with packed arguments.
 
         Raises:
-            ActorError: there is no event loop here.
+            ActorError: there is no event loop here, or the method is not a name.
         """
+        if not isinstance(method, str):
+            raise ActorError(f"{method!r} is not the name of a method, such as 'sample'")
         if _running_loop() is None:
             raise ActorError(
                 f"{method} was called without an event loop: call it in an `async def` function, or"

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import Any, Final
 
 from aiorl.actors import actor_session as ev
@@ -311,10 +312,21 @@ def _packed_next(items: Iterator[Any]) -> Any:
     return item if item is _DONE else pack(item)
 
 
+def _from_users_code_on(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that lead from this module to the user's code."""
+    users = trace
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == __file__:
+            users = trace.tb_next
+        trace = trace.tb_next
+    return users
+
+
 def _described(error: BaseException) -> dict[str, Any]:
     """Return what the caller gets to know of an exception."""
+    trace = _from_users_code_on(error.__traceback__)
     return {
         "kind": type(error).__qualname__,
         "message": str(error)[:4000],
-        "traceback": "".join(traceback.format_exception(error))[-12_000:],
+        "traceback": "".join(traceback.format_exception(type(error), error, trace))[-12_000:],
     }

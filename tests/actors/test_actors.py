@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from actor_things import Counter, double
+from actor_things import Counter, double, make_counter
 
 from aiorl.actors.hub import Actors
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
@@ -53,6 +53,7 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
         assert caught.value.kind == "KeyError"
         assert caught.value.method == "Counter.fail"
         assert 'raise KeyError("missing")' in caught.value.remote_traceback
+        assert caught.value.remote_traceback.count("File ") == 1, "it begins in the user's code"
         with pytest.raises(RemoteError, match="StopIteration"):
             await counter.stop_iteration()
         with pytest.raises(RemoteError, match="no public method 'subtract'"):
@@ -63,6 +64,14 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
             counter.call(lambda number: number, 2)
         assert await counter.call(double, 2) == 4
         assert await counter.add(0) == 103
+
+    with_actors(use)
+
+
+def test_a_function_can_make_the_object_of_an_actor() -> None:
+    async def use(actors: Actors) -> None:
+        counters = await actors.start(make_counter, 5, count=2)
+        assert await actors.broadcast(counters, "add", 1) == [6, 6]
 
     with_actors(use)
 
@@ -285,6 +294,13 @@ def test_classes_that_can_not_be_made_say_why() -> None:
         assert caught.value.kind == "ValueError"
         with pytest.raises(ConfigError, match="imported"):
             await actors.start(Inner)
+        with pytest.raises(ConfigError, match="count is -1"):
+            await actors.start(Counter, count=-1)
+        with pytest.raises(ConfigError, match="restarts is '1'"):
+            await actors.start(Counter, restarts="1")
+        counter = await actors.start(Counter)
+        with pytest.raises(ActorError, match="name of a method"):
+            await actors.broadcast([counter], counter.add, 1)
         with pytest.raises(ConfigError, match="can join"):
             await actors.start(Counter, on="joined")
 

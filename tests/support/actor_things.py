@@ -114,3 +114,7 @@ class Counter:
 
 def double(number: int) -> int:
     return 2 * number
+
+
+def make_counter(number: int) -> Counter:
+    return Counter(number)
