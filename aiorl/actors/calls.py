@@ -51,6 +51,10 @@ def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[s
 class Calls:
     """Calls of one process that have not ended.
 
+    Attributes:
+        is_over: True once the program has ended its actors: calls that it does not await are then
+            no news.
+
     Args:
         session: sends them.
         flush: called after each command to the session, to send its messages.
@@ -62,6 +66,7 @@ class Calls:
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, session: CallSession, flush: Callable[[], None]) -> None:
+        self.is_over = False
         self._session = session
         self._flush = flush
         self._results: dict[int, RemoteCall] = {}
@@ -221,8 +226,11 @@ class RemoteCall(asyncio.Future[Any]):
 
     def fail(self, error: BaseException) -> None:
         """End with an error."""
-        if not self.done():
-            self.set_exception(error)
+        if self.done():
+            return
+        self.set_exception(error)
+        if self._calls.is_over:
+            self.exception()  # so that asyncio doesn't report it as never retrieved
 
     def _begin(self) -> None:
         args = self._args

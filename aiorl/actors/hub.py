@@ -155,6 +155,7 @@ class Actors:
         """End all actors and their processes; calls that have not ended raise ActorLost."""
         if not self._is_open:
             return
+        self._calls.is_over = True
         self._session.shutdown("the program has ended its actors")
         self._flush()
         self._is_open = False

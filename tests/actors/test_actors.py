@@ -310,17 +310,20 @@ def test_classes_that_can_not_be_made_say_why() -> None:
 def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
     pids: list[int] = []
     calls: list[Awaitable[Any]] = []
+    reports: list[Any] = []
 
     async def use(actors: Actors) -> None:
         counters = await actors.start(Counter, count=2)
         pids.extend([await counter.pid() for counter in counters])
         calls.append(counters[0].wait_for_ever())
-        counters[1].sleep(100).add_done_callback(lambda call: call.exception())
+        counters[1].sleep(100)
         await asyncio.sleep(0.1)
 
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, news: reports.append(news))
         async with Actors() as actors:
             await use(actors)
+        gc.collect()
         with pytest.raises(ActorError, match="ended its actors"):
             await calls[0]
 
@@ -328,6 +331,7 @@ def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
         runner.run(main())
     assert len(pids) == 2
     assert not any(map(psutil.pid_exists, pids))
+    assert not reports, "a call that no one awaits is no news at the end"
 
 
 def test_processes_of_actors_compute_with_one_thread_unless_the_user_wants_more(
