@@ -1,9 +1,10 @@
 """A farm of evaluations: the policy of a run plays in many processes, here or on hosts that join.
+They share no disk: the checkpoint is an argument. What a lost process played is played again.
 
-aiorl train --env CartPole-v1 --stop-timesteps 20000 --run-dir runs/farm
-python -m examples.evaluation_farm runs/farm 2                               # on this host
-python -m examples.evaluation_farm runs/farm 16 tcp://0.0.0.0:5557 keys      # on others
-aiorl worker --connect tcp://HOST:5557 --keys keys --slots 8                 # on each of them
+    aiorl train --env CartPole-v1 --stop-timesteps 20000 --run-dir runs/farm
+    python -m examples.evaluation_farm runs/farm 2                               # on this host
+    python -m examples.evaluation_farm runs/farm 16 tcp://0.0.0.0:5557 keys      # on others
+    aiorl worker --connect tcp://HOST:5557 --keys keys --slots 8                 # on each of them
 """
 
 import asyncio
@@ -49,7 +50,6 @@ async def main(files, num_processes, bind=None, keys=None):
     async with aiorl.Actors(bind, keys) as actors:
         where = "joined" if bind else "here"
         evaluators = await actors.start(Evaluator, files, count=num_processes, restarts=3, on=where)
-        print(f"{num_processes} processes have begun", flush=True)
         await asyncio.gather(*(work(evaluator, seeds, returns) for evaluator in evaluators))
     print(f"{np.mean(returns):.1f} ± {np.std(returns):.1f} over {len(returns)} episodes")
 

@@ -1,6 +1,7 @@
 """Ape-X (Horgan et al. 2018) in small: samplers fill a replay actor, which feeds this program.
+A table of values learns Taxi-v4 to a mean return of 7; the best policies reach 8.
 
-python -m examples.prioritised_replay
+    python -m examples.prioritised_replay
 """
 
 import asyncio
@@ -19,18 +20,16 @@ def make_replay():
 
 
 class Sampler:
-    """An environment, whose steps go to the replay."""
-
-    def __init__(self):
-        self.env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("Taxi-v4"))
+    """A process that plays, with more or less noise."""
 
     async def play(self, replay, q, noise):
         """Play an episode into the replay, and return its return."""
+        env = gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("Taxi-v4"))
+        obs, info = env.reset()
         steps = []
-        obs, info = self.env.reset()
         while "episode" not in info:
             action = int(np.argmax(q[obs] + noise * np.random.standard_normal(6)))
-            new_obs, reward, is_end, _, info = self.env.step(action)
+            new_obs, reward, is_end, _, info = env.step(action)
             steps.append((obs, action, reward, new_obs, not is_end))
             obs = new_obs
         columns = np.array(steps, np.int32).T[..., None]  # each [T, 1]
