@@ -297,8 +297,8 @@ class ActorHost:
 
 
 def _packed_or_later(result: Any) -> tuple[Value, Any]:
-    """Return a method's result in packed form and None; or None and what is yet to be awaited or
-    iterated over.
+    """Return a method's result in packed form and None; or None and the awaitable or iterator that
+    gives it.
 
     This runs in the actor's thread, since the next method there may change the arrays of a result.
     """
