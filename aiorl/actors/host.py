@@ -210,7 +210,7 @@ class ActorHost:
             del self._running[call.call_id]
             self._credits.pop(call.call_id, None)
 
-    async def _packed_result(self, call: ev.CallArrived) -> Value:
+    async def _packed_result(self, call: ev.CallArrived) -> Any:
         name = call.method
         method = None if name.startswith("_") else getattr(self._object, name, None)
         if not callable(method):
