@@ -259,6 +259,8 @@ class Actors:
         path = self._checked_path(cls, on)
         _check_number("count", count)
         _check_number("restarts", restarts)
+        if on == "joined":
+            self._report_missing(count)
         started = []
         try:
             for _ in range(count):
@@ -312,9 +314,20 @@ class Actors:
 
     async def wait_for_processes(self, count: int) -> None:
         """Wait until ``count`` processes have joined that run no actor."""
+        self._report_missing(count)
         while self.num_free < count:
             self._places_changed.clear()
             await self._places_changed.wait()
+
+    def _report_missing(self, count: int) -> None:
+        """Say how processes join if the program is about to wait for some."""
+        if self.num_free < count:
+            logger.warning(
+                "waiting for %d processes, %d have joined: aiorl worker --connect %s",
+                count,
+                self.num_free,
+                self.address,
+            )
 
     # Calls of several actors
     # ----------------------------------------------------------------------------------------------

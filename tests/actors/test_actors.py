@@ -394,7 +394,9 @@ def test_a_process_that_can_not_be_started_is_an_error_of_the_start_alone(
     with_actors(use)
 
 
-def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other() -> None:
+def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def use(actors: Actors) -> None:
         command = [sys.executable, "-m", "aiorl.worker", "--connect", actors.address]
         environment = {
@@ -406,7 +408,10 @@ def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_othe
         )
         try:
             await actors.wait_for_processes(2)
+            assert f"aiorl worker --connect {actors.address}" in caplog.text
+            caplog.clear()
             counters = await actors.start(Counter, count=2, on="joined")
+            assert not caplog.records, "no one waits"
             assert actors.num_free == 0
             pids = [await counter.pid() for counter in counters]
             assert await actors.broadcast(counters, "add", 3) == [3, 3]
