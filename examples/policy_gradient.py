@@ -27,7 +27,6 @@ class Reinforce(aiorl.TFPolicy):
         for row in reversed(range(len(batch))):
             to_go[row] = batch["rewards"][row] + GAMMA * to_go[row + 1]
         batch["to_go"] = to_go[:-1]
-        del batch["infos"]  # the program has no use for them
         return batch
 
     def loss(self, batch):
