@@ -58,7 +58,9 @@ from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.models.distributions import to_tf_distribution
 from aiorl.learning.replay.episodes import EpisodeReplay
+from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
+from aiorl.learning.replay.spec import ReplaySpec
 from aiorl.learning.replayed import replay_knobs, replayed
 from aiorl.learning.rows import sequence_columns
 from aiorl.learning.steps import (
@@ -97,8 +99,10 @@ __all__ = [
     "Observations",
     "OfflineReplayConfig",
     "OnPolicyConfig",
+    "Prioritised",
     "Replay",
     "ReplayConfig",
+    "ReplaySpec",
     "Round",
     "SamplePlan",
     "Schedule",

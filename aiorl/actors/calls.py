@@ -52,6 +52,10 @@ def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[s
 class Calls:
     """Calls of one process that have not ended.
 
+    Attributes:
+        is_over: True once the program has ended its actors: calls that it does not await are then
+            no news.
+
     Args:
         session: sends them.
         flush: called after each command to the session, to send its messages.
@@ -63,6 +67,7 @@ class Calls:
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, session: CallSession, flush: Callable[[], None]) -> None:
+        self.is_over = False
         self._session = session
         self._flush = flush
         self._results: dict[int, RemoteCall] = {}
@@ -231,8 +236,11 @@ class RemoteCall(asyncio.Future[Any]):
 
     def fail(self, error: BaseException) -> None:
         """End with an error."""
-        if not self.done():
-            self.set_exception(error)
+        if self.done():
+            return
+        self.set_exception(error)
+        if self._calls.is_over:
+            self.exception()  # so that asyncio doesn't report it as never retrieved
 
     def _begin(self) -> None:
         args = self._args
@@ -400,8 +408,10 @@ class ActorHandle:
         """Call a method with packed arguments.
 
         Raises:
-            ActorError: there is no event loop here.
+            ActorError: there is no event loop here, or the method is not a name.
         """
+        if not isinstance(method, str):
+            raise ActorError(f"{method!r} is not the name of a method, such as 'sample'")
         if _running_loop() is None:
             raise ActorError(
                 f"{method} was called without an event loop: call it in an `async def` function, or"

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from types import TracebackType
 from typing import Any, Final
 
 from aiorl.actors import actor_session as ev
@@ -31,7 +32,7 @@ from aiorl.errors import (
 from aiorl.net.transport.endpoint import Event, EventKind, Outbox, WorkerEndpoint
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage
+from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage, Value
 from aiorl.process.machine import keep_children_out
 from aiorl.process.tasks import Tasks
 
@@ -190,7 +191,7 @@ class ActorHost:
             self._object = await self._in_thread(make)
         except BaseException as error:
             logger.warning("the actor %s could not be made: %r", request.name, error)
-            self._answer(_INIT_CALL, ok=False, result=description_of(error))
+            self._answer(_INIT_CALL, ok=False, result=_described(error))
             if not isinstance(error, Exception):
                 raise
         else:
@@ -199,18 +200,18 @@ class ActorHost:
     async def _run(self, call: ev.CallArrived) -> None:
         """Run a method and answer the call, whatever happens."""
         try:
-            result = pack(await self._result_of(call))
+            result = await self._packed_result(call)
         except asyncio.CancelledError as error:
-            self._answer(call.call_id, ok=False, result=description_of(error))
+            self._answer(call.call_id, ok=False, result=_described(error))
         except Exception as error:
-            self._answer(call.call_id, ok=False, result=description_of(error))
+            self._answer(call.call_id, ok=False, result=_described(error))
         else:
             self._answer(call.call_id, ok=True, result=result)
         finally:
             del self._running[call.call_id]
             self._credits.pop(call.call_id, None)
 
-    async def _result_of(self, call: ev.CallArrived) -> Any:
+    async def _packed_result(self, call: ev.CallArrived) -> Any:
         name = call.method
         method = None if name.startswith("_") else getattr(self._object, name, None)
         if not callable(method):
@@ -221,13 +222,17 @@ class ActorHost:
         elif inspect.isasyncgenfunction(method):
             result = method(*args, **kwargs)
         else:
-            result = await self._in_thread(lambda: method(*args, **kwargs))
+            packed, result = await self._in_thread(
+                lambda: _packed_or_later(method(*args, **kwargs))
+            )
+            if result is None:
+                return packed
             if inspect.isawaitable(result):
                 result = await result
         if isinstance(result, AsyncIterator | Iterator):
             await self._stream(call, result)
             return None
-        return result
+        return pack(result)
 
     async def _stream(
         self, call: ev.CallArrived, items: AsyncIterator[Any] | Iterator[Any]
@@ -241,25 +246,27 @@ class ActorHost:
         async with contextlib.aclosing(self._all_of(items)) as stream:
             await credit.acquire()
             async for item in stream:
-                self._session.send_item(call.call_id, pack(item))
+                self._session.send_item(call.call_id, item)
                 self._flush()
                 if call.call_id in self._unsendable:
                     raise self._unsendable.pop(call.call_id)
                 await credit.acquire()
 
-    async def _all_of(self, items: AsyncIterator[Any] | Iterator[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the items; a plain generator runs in the actor's thread."""
+    async def _all_of(
+        self, items: AsyncIterator[Any] | Iterator[Any]
+    ) -> AsyncGenerator[Value, None]:
+        """Yield the packed items; a plain generator runs in the actor's thread."""
         if isinstance(items, AsyncIterator):
             try:
                 async for item in items:
-                    yield item
+                    yield pack(item)
             finally:
                 if inspect.isasyncgen(items):
                     await items.aclose()
             return
         try:
             while True:
-                item = await self._in_thread(lambda: next(items, _DONE))
+                item = await self._in_thread(lambda: _packed_next(items))
                 if item is _DONE:
                     return
                 yield item
@@ -288,3 +295,34 @@ class ActorHost:
     def _answer(self, call_id: int, *, ok: bool, result: Any) -> None:
         self._session.reply(call_id, ok=ok, result=result)
         self._flush()
+
+
+def _packed_or_later(result: Any) -> tuple[Value, Any]:
+    """Return a method's result in packed form and None; or None and the awaitable or iterator that
+    gives it.
+
+    This runs in the actor's thread, since the next method there may change the arrays of a result.
+    """
+    if inspect.isawaitable(result) or isinstance(result, AsyncIterator | Iterator):
+        return None, result
+    return pack(result), None
+
+
+def _packed_next(items: Iterator[Any]) -> Any:
+    item = next(items, _DONE)
+    return item if item is _DONE else pack(item)
+
+
+def _from_users_code_on(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that lead from this module to the user's code."""
+    users = trace
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == __file__:
+            users = trace.tb_next
+        trace = trace.tb_next
+    return users
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """Return what the caller gets to know of an exception."""
+    return description_of(error.with_traceback(_from_users_code_on(error.__traceback__)))

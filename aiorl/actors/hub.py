@@ -155,6 +155,7 @@ class Actors:
         """End all actors and their processes; calls that have not ended raise ActorLost."""
         if not self._is_open:
             return
+        self._calls.is_over = True
         self._session.shutdown("the program has ended its actors")
         self._flush()
         self._is_open = False
@@ -177,7 +178,7 @@ class Actors:
     @overload
     async def start(
         self,
-        cls: type[Any],
+        cls: Callable[..., Any],
         *args: Any,
         count: None = None,
         restarts: int = 0,
@@ -188,7 +189,7 @@ class Actors:
     @overload
     async def start(
         self,
-        cls: type[Any],
+        cls: Callable[..., Any],
         *args: Any,
         count: int,
         restarts: int = 0,
@@ -198,7 +199,7 @@ class Actors:
 
     async def start(
         self,
-        cls: type[Any],
+        cls: Callable[..., Any],
         *args: Any,
         count: int | None = None,
         restarts: int = 0,
@@ -208,7 +209,8 @@ class Actors:
         """Start an actor, or several, and wait until it answers calls.
 
         Args:
-            cls: class of its object; other processes must be able to import it.
+            cls: class of its object, or function that makes it; other processes must be able to
+                import it.
             *args: positional arguments of the class.
             count: number of actors with these arguments; None starts one.
             restarts: how often an actor is started again, with the same arguments, after it was
@@ -221,7 +223,7 @@ class Actors:
             The handle of the actor; with ``count``, a list of handles.
 
         Raises:
-            ConfigError: ``cls`` can't be imported by other processes, or ``on`` means nothing.
+            ConfigError: ``cls`` can't be imported by other processes, or another argument is wrong.
             UnsendableError: an argument can't be sent.
             RemoteError: the class raised an exception.
             ActorLost: the process ended before the object was made.
@@ -255,6 +257,10 @@ class Actors:
             The handles of the actors.
         """
         path = self._checked_path(cls, on)
+        _check_number("count", count)
+        _check_number("restarts", restarts)
+        if on == "joined":
+            self._report_missing(count)
         started = []
         try:
             for _ in range(count):
@@ -308,9 +314,20 @@ class Actors:
 
     async def wait_for_processes(self, count: int) -> None:
         """Wait until ``count`` processes have joined that run no actor."""
+        self._report_missing(count)
         while self.num_free < count:
             self._places_changed.clear()
             await self._places_changed.wait()
+
+    def _report_missing(self, count: int) -> None:
+        """Say how processes join if the program is about to wait for some."""
+        if self.num_free < count:
+            logger.warning(
+                "waiting for %d processes, %d have joined: aiorl worker --connect %s",
+                count,
+                self.num_free,
+                self.address,
+            )
 
     # Calls of several actors
     # ----------------------------------------------------------------------------------------------
@@ -432,7 +449,10 @@ class Actors:
         if path is None:
             raise ConfigError(
                 f"{cls!r} can't be imported by other processes.",
-                hint="Define it by class at the top level of a module, or of the script that you run.",
+                hint=(
+                    "Name a class or function at the top level of a module, or of the script that"
+                    " you run."
+                ),
             )
         if on not in (None, "here", "joined"):
             raise ConfigError(
@@ -602,6 +622,14 @@ class Actors:
         self._failure = error
         self._session.shutdown(f"the hub failed: {error!r:.200}")
         self._flush()
+
+
+def _check_number(key: str, value: int) -> None:
+    """Raise ConfigError unless a number of actors or restarts is one."""
+    if not isinstance(value, int) or value < 0:
+        raise ConfigError(
+            f"{key} is {value!r}, expected a whole number of at least 0.", key=key, value=value
+        )
 
 
 def _start_error(event: ev.ActorEnded, handle: ActorHandle) -> ActorError:

@@ -53,7 +53,8 @@ class ActorName:
 
 
 def pack(value: Any) -> Value:
-    """Return a value as data that a message can carry.
+    """Return a value as data that a message can carry, with copies of its arrays: they may change
+    before it is sent.
 
     Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, observation
     filters, metrics of episodes, handles of actors, classes and functions at the top level of a
@@ -174,7 +175,7 @@ def _checked_array(array: Array) -> Array:
             f"an array of dtype {array.dtype} can't be sent to or from an actor: only arrays of"
             " numbers of at most 64 bits, and of booleans"
         )
-    return array
+    return array.copy()
 
 
 def _packed_items(items: list[Any] | tuple[Any, ...]) -> list[Value]:

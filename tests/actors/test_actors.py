@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from actor_things import Counter, double
+from actor_things import Counter, double, make_counter
 
 from aiorl.actors.hub import Actors
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
@@ -53,6 +53,7 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
         assert caught.value.kind == "KeyError"
         assert caught.value.method == "Counter.fail"
         assert 'raise KeyError("missing")' in caught.value.remote_traceback
+        assert caught.value.remote_traceback.count("File ") == 1, "it begins in the user's code"
         with pytest.raises(RemoteError, match="StopIteration"):
             await counter.stop_iteration()
         with pytest.raises(RemoteError, match="no public method 'subtract'"):
@@ -63,6 +64,14 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
             counter.call(lambda number: number, 2)
         assert await counter.call(double, 2) == 4
         assert await counter.add(0) == 103
+
+    with_actors(use)
+
+
+def test_a_function_can_make_the_object_of_an_actor() -> None:
+    async def use(actors: Actors) -> None:
+        counters = await actors.start(make_counter, 5, count=2)
+        assert await actors.broadcast(counters, "add", 1) == [6, 6]
 
     with_actors(use)
 
@@ -88,6 +97,23 @@ def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() 
             await anext(stream)
         assert of_stream.value.kind == "UnsendableError"
         assert await counter.add(1) == 2
+
+    with_actors(use)
+
+
+def test_arrays_arrive_as_they_were_when_they_were_returned_or_passed() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        arrays = await asyncio.gather(*(counter.add_to_array(1.0) for _ in range(50)))
+        assert [array[[0, -1]].tolist() for array in arrays] == [[n, n] for n in range(1, 51)]
+        firsts = [array[0] async for array in counter.sums(10)]
+        assert firsts == list(range(51, 61))
+        array = np.zeros(50_000)
+        sums = []
+        for _ in range(10):
+            sums.append(counter.sum(array))
+            array += 1.0
+        assert await asyncio.gather(*sums) == [50_000.0 * n for n in range(10)]
 
     with_actors(use)
 
@@ -268,6 +294,13 @@ def test_classes_that_can_not_be_made_say_why() -> None:
         assert caught.value.kind == "ValueError"
         with pytest.raises(ConfigError, match="imported"):
             await actors.start(Inner)
+        with pytest.raises(ConfigError, match="count is -1"):
+            await actors.start(Counter, count=-1)
+        with pytest.raises(ConfigError, match="restarts is '1'"):
+            await actors.start(Counter, restarts="1")
+        counter = await actors.start(Counter)
+        with pytest.raises(ActorError, match="name of a method"):
+            await actors.broadcast([counter], counter.add, 1)
         with pytest.raises(ConfigError, match="can join"):
             await actors.start(Counter, on="joined")
 
@@ -277,17 +310,20 @@ def test_classes_that_can_not_be_made_say_why() -> None:
 def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
     pids: list[int] = []
     calls: list[Awaitable[Any]] = []
+    reports: list[Any] = []
 
     async def use(actors: Actors) -> None:
         counters = await actors.start(Counter, count=2)
         pids.extend([await counter.pid() for counter in counters])
         calls.append(counters[0].wait_for_ever())
-        counters[1].sleep(100).add_done_callback(lambda call: call.exception())
+        counters[1].sleep(100)
         await asyncio.sleep(0.1)
 
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, news: reports.append(news))
         async with Actors() as actors:
             await use(actors)
+        gc.collect()
         with pytest.raises(ActorError, match="ended its actors"):
             await calls[0]
 
@@ -295,6 +331,7 @@ def test_the_end_of_the_block_ends_all_processes_and_calls() -> None:
         runner.run(main())
     assert len(pids) == 2
     assert not any(map(psutil.pid_exists, pids))
+    assert not reports, "a call that no one awaits is no news at the end"
 
 
 def test_processes_of_actors_compute_with_one_thread_unless_the_user_wants_more(
@@ -357,7 +394,9 @@ def test_a_process_that_can_not_be_started_is_an_error_of_the_start_alone(
     with_actors(use)
 
 
-def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other() -> None:
+def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def use(actors: Actors) -> None:
         command = [sys.executable, "-m", "aiorl.worker", "--connect", actors.address]
         environment = {
@@ -369,7 +408,10 @@ def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_othe
         )
         try:
             await actors.wait_for_processes(2)
+            assert f"aiorl worker --connect {actors.address}" in caplog.text
+            caplog.clear()
             counters = await actors.start(Counter, count=2, on="joined")
+            assert not caplog.records, "no one waits"
             assert actors.num_free == 0
             pids = [await counter.pid() for counter in counters]
             assert await actors.broadcast(counters, "add", 3) == [3, 3]

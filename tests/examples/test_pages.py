@@ -157,6 +157,12 @@ def test_hindsight_flips_bits_to_a_goal_that_dqn_does_not_reach(saved: Path) -> 
     assert float(hindsight) > -4
 
 
+@pytest.mark.parametrize("saved", ["actors.md"], indirect=True)
+def test_the_evolution_strategy_of_the_page_about_actors_learns(saved: Path) -> None:
+    *_, last = run_python(saved, "es.py").splitlines()
+    assert float(last.split()[-1]) >= 400
+
+
 LATER = """
 import aiorl
 trainer = aiorl.Trainer.restore("cartpole-awr")

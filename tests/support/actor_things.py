@@ -21,6 +21,7 @@ class Counter:
             raise ValueError("a counter begins at 0 or above")
         self.number = number
         self.cancelled = 0
+        self.array = np.zeros(50_000)
 
     def add(self, delta: int) -> int:
         self.number += delta
@@ -95,9 +96,25 @@ class Counter:
         yield [np.zeros(1)] * count
         yield 0
 
+    def add_to_array(self, delta: float) -> np.ndarray[Any, Any]:
+        """Return an array that the next call changes."""
+        self.array += delta
+        return self.array
+
+    def sums(self, count: int) -> Iterator[np.ndarray[Any, Any]]:
+        for _ in range(count):
+            yield self.add_to_array(1.0)
+
+    def sum(self, array: np.ndarray[Any, Any]) -> float:
+        return float(array.sum())
+
     def big(self, size: int) -> list[int]:
         return list(range(size))
 
 
 def double(number: int) -> int:
     return 2 * number
+
+
+def make_counter(number: int) -> Counter:
+    return Counter(number)
