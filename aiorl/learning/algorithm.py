@@ -406,6 +406,16 @@ class Update:
                 hint="Begin with schedules(config), or replay_knobs(config) for a replay.",
             )
 
+    def other_variables(self) -> dict[str, Any]:
+        """Return the variables to save along with the weights, by names that never change."""
+        variables = {
+            f"optimizer/{index:03d}": variable
+            for index, variable in enumerate(self.loop.optimizer_variables)
+        }
+        for prefix, target in self.targets.items():
+            variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
+        return {**variables, **self.saved}
+
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
         """Return all knobs after `env_steps_total` env steps."""
         values = {name: knob.value(env_steps_total) for name, knob in self.knobs.items()}

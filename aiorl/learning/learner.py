@@ -271,7 +271,7 @@ class Learner:
             network.set_weights(
                 {name: state.tensors[f"{prefix}{name}"] for name in network.variables}
             )
-        for name, variable in self.other_variables().items():
+        for name, variable in self.update_plan.other_variables().items():
             variable.assign(state.tensors[name])
 
     def weights_replaced(self) -> None:
@@ -285,16 +285,6 @@ class Learner:
             if any(target.network is network for network in networks):
                 target.take_over()
 
-    def other_variables(self) -> dict[str, Any]:
-        """Return the variables to save along with the weights, by names that never change."""
-        optimizers = self.compiled.optimizer_variables
-        variables = {
-            f"optimizer/{index:03d}": variable for index, variable in enumerate(optimizers)
-        }
-        for prefix, target in self.update_plan.targets.items():
-            variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
-        return {**variables, **self.update_plan.saved}
-
     def _variables(self) -> dict[str, Any]:
         """Return all variables to save, by names that never change."""
         weights = {
@@ -302,7 +292,7 @@ class Learner:
             for policy_id, network in self.networks.by_policy.items()
             for name, variable in network.variables.items()
         }
-        return weights | self.other_variables()
+        return weights | self.update_plan.other_variables()
 
     def _prefix_of_weights(self, policy_id: str) -> str:
         return f"weights/{policy_id}/" if self._is_joint else "weights/"
