@@ -88,6 +88,15 @@ if TYPE_CHECKING:
     from aiorl.learning.algorithms.sac import SACConfig as SACConfig
     from aiorl.learning.algorithms.td3 import TD3Config as TD3Config
     from aiorl.learning.models.tf_policy import TFPolicy as TFPolicy
+    from aiorl.learning.policies import (
+        A3CTFPolicy as A3CTFPolicy,
+        AsyncPPOTFPolicy as AsyncPPOTFPolicy,
+        DQNTFPolicy as DQNTFPolicy,
+        PGTFPolicy as PGTFPolicy,
+        PPOTFPolicy as PPOTFPolicy,
+        SACTFPolicy as SACTFPolicy,
+        VTraceTFPolicy as VTraceTFPolicy,
+    )
     from aiorl.offline.estimators import (
         OffPolicyEstimate as OffPolicyEstimate,
         OffPolicyEstimator as OffPolicyEstimator,
@@ -137,6 +146,9 @@ _HOMES = {
     "aiorl.env.registry": "EnvContext register_env",
     "aiorl.env.vector_env": "VectorEnv",
     "aiorl.learning.models.tf_policy": "TFPolicy",
+    "aiorl.learning.policies": (
+        "A3CTFPolicy AsyncPPOTFPolicy DQNTFPolicy PGTFPolicy PPOTFPolicy SACTFPolicy VTraceTFPolicy"
+    ),
     "aiorl.offline.estimators": "OffPolicyEstimate OffPolicyEstimator",
     "aiorl.offline.io": "IOContext InputReader OutputWriter SamplerInput",
     "aiorl.run.evaluation": "Evaluation evaluate",
@@ -158,8 +170,9 @@ for _algo, _kind in ALGORITHMS.items():
         f"{_kind}Trainer": "aiorl.run.trainer",
     }
 
-# without TFPolicy, so that `from aiorl import *` works without TensorFlow and never loads it
-__all__ = sorted({*_HOME, "__version__"} - {"TFPolicy"})
+# without TFPolicy and its like, so that `from aiorl import *` works without TensorFlow and never
+# loads it
+__all__ = sorted({*_HOME, "__version__"} - {name for name in _HOME if name.endswith("TFPolicy")})
 
 
 def _build_trainer(config: CommonConfig) -> BuiltTrainer:

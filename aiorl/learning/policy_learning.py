@@ -1,5 +1,5 @@
-"""Learning with a single policy: an algorithm's gradients, and steps with gradients, outside a
-learner's run.
+"""Learning with a single policy outside a learner's run: an algorithm's gradients and steps with
+gradients, or its updates with rows of a replay.
 
 It uses the same code as the learner, but has no leases, train batches or schedules of a run.
 `algorithm_policy` creates policies for users who drive a RolloutWorker themselves::
@@ -14,16 +14,19 @@ It uses the same code as the learner, but has no leases, train batches or schedu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
 
 from aiorl.acting.graph_policy import GraphPolicy
+from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.config import with_former_defaults
 from aiorl.config.schema import CommonConfig
-from aiorl.data.columns import CULPRIT, METRICS, NUM_ROWS, Array, gradients_in
+from aiorl.data import columns as c
+from aiorl.data.columns import CULPRIT, I64, METRICS, NUM_ROWS, PRIORITIES, Array, gradients_in
+from aiorl.data.fragment import check_fragment
 from aiorl.data.layout import to_training_arrays
 from aiorl.data.obs_layout import layout_of
 from aiorl.errors import BatchError, PolicyError
@@ -31,20 +34,80 @@ from aiorl.learning.algorithm import (
     Algorithm,
     Networks,
     Observations,
+    Update,
     acting_settings_of,
     experience_of,
     own_config,
 )
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.compiled import CompiledUpdate
 from aiorl.learning.experience import Fragments
+from aiorl.learning.keys.replay import ReplayKeys
 from aiorl.learning.models.actor_critic import ActorCritic
 from aiorl.learning.models.export import make_acting_spec
 from aiorl.learning.models.tf_policy import TFPolicy
+from aiorl.learning.replayed import Replayed, replay_spec
+from aiorl.learning.steps import SEEDS, STEPS_BEFORE, WEIGHTS
+
+TD_ERROR = "td_error"
+"""Figure of an update with rows of a replay: the absolute TD error [B] of each row."""
+
+_LEAST_UNIT = 4
+_SIZE_BITS = 4
+"""Sizes of padded batches are multiples of at least the one, and have no more significant bits than
+the other."""
+
+
+class _Updates:
+    """Update of a policy, and how often it was made."""
+
+    def __init__(self, update: Update) -> None:
+        self.plan = update
+        self.count = 0
+
+    def made(self, metrics: dict[str, Any]) -> None:
+        """Count an update with these metrics, to which knobs and targets adapt."""
+        self.count += 1
+        for adaptation in self.plan.adaptations:
+            adaptation.after_update(metrics, self.count)
+
+    def state(self) -> dict[str, Any]:
+        """Return what to save besides the weights."""
+        variables = self.plan.other_variables().items()
+        adapted = [adaptation.state() for adaptation in self.plan.adaptations]
+        return {
+            "updates": self.count,
+            "variables": {name: np.array(variable.numpy()) for name, variable in variables},
+            "adapted": {name: value for values in adapted for name, value in values.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned.
+
+        Raises:
+            PolicyError: a variable is missing or has another shape; nothing has changed then.
+        """
+        variables = self.plan.other_variables()
+        saved = state["variables"]
+        for name, variable in variables.items():
+            if name not in saved or np.shape(saved[name]) != tuple(variable.shape):
+                raise PolicyError(
+                    f"the saved state has no {name!r} of the shape {tuple(variable.shape)}: it is"
+                    " of a policy with other settings"
+                )
+        for name, variable in variables.items():
+            variable.assign(saved[name])
+        for adaptation in self.plan.adaptations:
+            adaptation.set_state(state["adapted"])
+        self.count = int(state["updates"])
 
 
 class PolicyLearning:
     """Computation of gradients at the weights of an acting policy, and optimiser steps that update
     that policy.
+
+    Attributes:
+        updates: the algorithm's update, and how often `learn_on_batch` made it.
     """
 
     def __init__(
@@ -73,13 +136,8 @@ class PolicyLearning:
         self._sequence_length = None
         if self._plan.of_sequences:
             self._sequence_length = config.sequence_length()
-        update = kind.update(own_config(kind, config), Networks.of(model))
-        self._gradients = experience.gradients(model, update, xla=config.update_mode)
-
-    @property
-    def optimizer(self) -> Any:  # Any: a Keras optimiser
-        """The optimiser of the policy."""
-        return self._gradients.optimizer
+        self.updates = _Updates(kind.update(own_config(kind, config), Networks.of(model)))
+        self._gradients = experience.gradients(model, self.updates.plan, xla=config.update_mode)
 
     @classmethod
     def of(cls, policy: GraphPolicy, settings: Mapping[str, Any]) -> PolicyLearning:
@@ -130,9 +188,8 @@ class PolicyLearning:
             BatchError: a column that the loss needs is missing, or there are no rows.
             PolicyError: a number is not finite.
         """
-        columns = self.gradient_columns(
-            to_training_arrays(batch, self._plan, self._sequence_length)
-        )
+        arrays = to_training_arrays(batch, self._plan, self._sequence_length)
+        columns = self.gradient_columns(self._padded(arrays))
         if not columns:
             raise BatchError(NUM_ROWS, "at least one transition", 0)
         if CULPRIT in columns:
@@ -157,6 +214,106 @@ class PolicyLearning:
         if not self._is_shared:
             self._policy.set_weights(self._model.get_weights())
         return figures
+
+    def _padded(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Return arrays of rows or sequences, filled up with ones that are not valid: each size is
+        compiled, and the batches of policies that share an environment have many.
+        """
+        is_of_rows = self._sequence_length is None
+        leading = arrays[self._plan.of_rows[0]].shape[:2]
+        size = leading[0 if is_of_rows else 1]
+        unit = max(_LEAST_UNIT, 1 << max(0, size.bit_length() - _SIZE_BITS))
+        missing = -size % unit
+        padded = {}
+        for name, array in {c.VALID: np.ones(leading, np.bool_), **arrays}.items():
+            widths = [(0, 0)] * array.ndim
+            widths[0 if is_of_rows or c.is_of_sequences(name) else 1] = (0, missing)
+            padded[name] = np.pad(array, widths)
+        return padded
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Compute and apply the gradients of a `batch`; return the figures of both.
+
+        Raises:
+            (BatchError, PolicyError): see `compute_gradients`.
+        """
+        gradients, figures = self.compute_gradients(batch)
+        figures |= self.apply_gradients(gradients)
+        self.updates.made(figures)
+        return figures
+
+
+class ReplayLearning:
+    """Updates of an acting policy with rows that its user draws from a replay.
+
+    Attributes:
+        updates: the algorithm's update, and how often it was made.
+    """
+
+    def __init__(
+        self,
+        kind: type[Algorithm[Any]],
+        config: Any,  # of the kind's class, with the keys of a replay
+        model: ActorCritic,
+        policy: GraphPolicy,
+    ) -> None:
+        """Train a model, with which the policy acts.
+
+        Args:
+            kind: algorithm.
+            config: its config.
+            model: network to train.
+            policy: acting policy.
+        """
+        self._policy = policy
+        self._columns = replay_spec(config, model).columns
+        self._seed = np.random.randint(2**31) if config.seed is None else config.seed
+        update = kind.update(config, Networks.of(model))
+        self.updates = _Updates(update)
+        self._compiled = CompiledUpdate(
+            update.loop, [*update.knobs_at(0), STEPS_BEFORE], xla=config.update_mode
+        )
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """Make one step of the algorithm with all rows of a batch as its minibatch.
+
+        Args:
+            batch: rows [B, ...] with the columns that the policy's postprocessing makes; optionally
+                with importance ``weights`` [B].
+
+        Returns:
+            Metrics of the step, and `TD_ERROR`.
+
+        Raises:
+            BatchError: a column is missing or wrong, a number in it isn't finite, or there are no
+                rows.
+            PolicyError: the loss or its gradient isn't finite; nothing is changed then.
+        """
+        plan = self.updates.plan
+        loop = plan.loop
+        names = [column.name for column in self._columns]
+        rows = {name: np.asarray(batch[name])[:, None] for name in names if name in batch}
+        num_rows, _ = check_fragment(self._columns, rows)
+        columns = {
+            column.name: rows[column.name][:, 0].astype(column.dtype)[None]
+            for column in self._columns
+        }
+        weights = batch[WEIGHTS] if WEIGHTS in batch else np.ones(num_rows)
+        columns[WEIGHTS] = np.asarray(weights, np.float32)[None]
+        if loop.seeds is not None:
+            # by the number of the update, so that a restored policy draws what the saved one would
+            rng = np.random.default_rng([self._seed, self.updates.count])
+            highest = np.iinfo(np.int32).max
+            columns[SEEDS] = rng.integers(highest, size=(1, *loop.seeds), dtype=np.int32)
+        knobs = plan.knobs_at(self._policy.global_timestep)
+        # modulo the period, so that a knob, which is a float32, never loses count
+        before = float(self.updates.count % loop.step.period)
+        result = self._compiled(columns, None, {STEPS_BEFORE: before, **knobs}, max_steps=1)
+        if not result.is_kept:
+            raise PolicyError("no step was taken: the loss or its gradient is not finite")
+        figures: dict[str, Any] = {**result.metrics, "cur_lr": knobs["lr"]}
+        self.updates.made(figures)
+        return {**figures, TD_ERROR: result.written[PRIORITIES][0]}
 
 
 def _config_for_fragments(kind: type[CommonConfig], settings: Mapping[str, Any]) -> CommonConfig:
@@ -196,56 +353,145 @@ def _fragments_of(kind: type[Algorithm[Any]], config: CommonConfig) -> Fragments
     return experience
 
 
-def algorithm_policy(config: CommonConfig) -> type[TFPolicy]:
-    """Return a class of policies that act with an algorithm's network and learn with its gradients.
+class AlgorithmPolicy(TFPolicy):
+    """Policy that acts with an algorithm's network and learns by its update, as a config says.
 
-    ``compute_gradients``, ``apply_gradients`` and ``learn_on_batch`` (both in turn) are the
-    algorithm's, with its optimiser, ``grad_clip`` and schedules, and use all rows of their batch.
-    Rows are postprocessed as by the algorithm's workers.
+    The rows of a policy whose algorithm has a replay hold what an update needs: ``new_obs`` is the
+    observation after n steps, ``n_step_returns`` their discounted rewards.
+
+    Attributes:
+        config_of: returns the config of the algorithm for a policy's settings.
+    """
+
+    config_of: ClassVar[Callable[[Mapping[str, Any]], CommonConfig]]
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: Mapping[str, Any],
+    ) -> None:
+        """Build the network and its update.
+
+        Args:
+            observation_space: see `TFPolicy`.
+            action_space: space with which the algorithm can act.
+            config: settings of a policy.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            UnsupportedSpaceError: there is no network for a space.
+            NotImplementedError: the algorithm doesn't update by gradients of batches, or by rows of
+                a replay.
+        """
+        self._config = algorithm_config = type(self).config_of(config)
+        self._kind = kind = algorithm_class(algorithm_config.algo)
+        plan = dataclasses.replace(
+            _experience_of_rows(kind, algorithm_config).sample_plan, raw_obs=False
+        )
+        acting = acting_settings_of(kind, algorithm_config) | plan.policy_settings()
+        super().__init__(observation_space, action_space, {**acting, **config})
+        learning = ReplayLearning if issubclass(kind.config_class, ReplayKeys) else PolicyLearning
+        self.learning = learning(kind, algorithm_config, self.model, self)
+
+    def _make_model(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        config: Mapping[str, Any],
+    ) -> ActorCritic:
+        observations = Observations(
+            shape=tuple(observation_space.shape or ()),
+            dtype="uint8" if observation_space.dtype == np.uint8 else "float32",
+            layout=layout_of(observation_space),
+        )
+        return self._kind.build_model(self._config, observations, action_space, config.get("seed"))
+
+    def postprocess_trajectories(self, batch: Any, ends: I64) -> None:
+        """See `GraphPolicy.postprocess_trajectories`."""
+        super().postprocess_trajectories(batch, ends)
+        if c.N_STEPS in batch:
+            columns = {name: batch[name][:, None] for name in (c.NEW_OBS, c.N_STEPS)}
+            batch[c.NEW_OBS] = n_step_new_obs(columns)[:, 0]
+            del batch[c.N_STEPS]
+
+    def compute_gradients(self, batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+        """See `PolicyLearning.compute_gradients`.
+
+        Raises:
+            NotImplementedError: the algorithm has a replay.
+        """
+        return self._gradient_learning().compute_gradients(batch)
+
+    def apply_gradients(self, gradients: Mapping[str, Array]) -> dict[str, Any]:
+        """See `PolicyLearning.apply_gradients`.
+
+        Raises:
+            NotImplementedError: the algorithm has a replay.
+        """
+        return self._gradient_learning().apply_gradients(gradients)
+
+    def learn_on_batch(self, batch: Any) -> dict[str, Any]:
+        """See `PolicyLearning.learn_on_batch`, or `ReplayLearning.learn_on_batch` if the algorithm
+        has a replay.
+        """
+        figures: dict[str, Any] = self.learning.learn_on_batch(batch)
+        return figures
+
+    def update_target(self) -> None:
+        """Copy the networks to their target networks, which updates also do as the config says."""
+        for target in self.learning.updates.plan.targets.values():
+            target.take_over()
+
+    def get_state(self) -> dict[str, Any]:
+        """See `Policy.get_state`; includes optimisers, target networks and what adapts."""
+        return {**super().get_state(), "learning": self.learning.updates.state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See `Policy.set_state`.
+
+        Raises:
+            PolicyError: the state doesn't fit.
+        """
+        self.learning.updates.set_state(state["learning"])
+        super().set_state(state)
+
+    def _gradient_learning(self) -> PolicyLearning:
+        if not isinstance(self.learning, PolicyLearning):
+            raise NotImplementedError(
+                f"{self._kind.__name__} does not update by one gradient of a batch: use"
+                " learn_on_batch"
+            )
+        return self.learning
+
+
+def _experience_of_rows(kind: type[Algorithm[Any]], config: CommonConfig) -> Fragments | Replayed:
+    """Return the experience of an algorithm that a policy can learn from by itself.
+
+    Raises:
+        NotImplementedError: it can't.
+    """
+    experience = experience_of(kind, config)
+    if isinstance(experience, Replayed) and not config.model.is_recurrent:
+        return experience
+    return _fragments_of(kind, config)
+
+
+def algorithm_policy(config: CommonConfig) -> type[AlgorithmPolicy]:
+    """Return a class of policies that act with an algorithm's network and learn by its update.
+
+    ``learn_on_batch`` makes one step with all rows of its batch, with the algorithm's optimiser,
+    ``grad_clip`` and schedules. ``compute_gradients`` and ``apply_gradients`` are its two halves,
+    for an algorithm without a replay. Rows are postprocessed as by the algorithm's workers.
 
     Args:
         config: config of the algorithm. It doesn't affect sampling, which the RolloutWorker
             determines.
 
     Raises:
-        NotImplementedError: the algorithm's update doesn't consist of gradients of batches, as with
-            a replay.
+        NotImplementedError: the algorithm's update consists neither of gradients of batches nor of
+            steps with rows of a replay, as for recurrent networks with a replay.
     """
-    kind = algorithm_class(config.algo)
-    plan = dataclasses.replace(_fragments_of(kind, config).sample_plan, raw_obs=False)
-    acting = acting_settings_of(kind, config) | plan.policy_settings()
-
-    class AlgorithmPolicy(TFPolicy):
-        """Policy that acts and learns as the config says."""
-
-        def __init__(
-            self,
-            observation_space: spaces.Space[Any],
-            action_space: spaces.Space[Any],
-            settings: Mapping[str, Any],
-        ) -> None:
-            super().__init__(observation_space, action_space, {**acting, **settings})
-            self.learning = PolicyLearning(kind, config, self.model, self)
-            self._optimizer = self.learning.optimizer
-
-        def _make_model(
-            self,
-            observation_space: spaces.Space[Any],
-            action_space: spaces.Space[Any],
-            settings: Mapping[str, Any],
-        ) -> ActorCritic:
-            observations = Observations(
-                shape=tuple(observation_space.shape or ()),
-                dtype="uint8" if observation_space.dtype == np.uint8 else "float32",
-                layout=layout_of(observation_space),
-            )
-            return kind.build_model(config, observations, action_space, settings.get("seed"))
-
-        compute_gradients = GraphPolicy.compute_gradients  # from `learning`
-        apply_gradients = GraphPolicy.apply_gradients
-
-        def _adam(self) -> Any:
-            self._optimizer = self.learning.optimizer
-            return self._optimizer
-
-    return AlgorithmPolicy
+    _experience_of_rows(algorithm_class(config.algo), config)
+    members = {"config_of": staticmethod(lambda settings: config)}
+    return type("ConfiguredPolicy", (AlgorithmPolicy,), members)

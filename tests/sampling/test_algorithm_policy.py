@@ -121,4 +121,4 @@ def test_a_batch_that_cannot_be_learned_from_changes_nothing(make: Make) -> None
         worker.learn_on_batch(spoiled)
     assert equal(before, worker.get_weights()["default_policy"])
     with pytest.raises(NotImplementedError, match="DQN"):
-        algorithm_policy(DQNConfig())
+        algorithm_policy(DQNConfig(model={"use_lstm": True}))
