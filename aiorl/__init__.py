@@ -36,6 +36,13 @@ if TYPE_CHECKING:
         wait as wait,
     )
     from aiorl.client import PolicyClient as PolicyClient
+    from aiorl.compat.optimizers import (
+        AsyncGradientsOptimizer as AsyncGradientsOptimizer,
+        AsyncSamplesOptimizer as AsyncSamplesOptimizer,
+        PolicyOptimizer as PolicyOptimizer,
+        SyncReplayOptimizer as SyncReplayOptimizer,
+        SyncSamplesOptimizer as SyncSamplesOptimizer,
+    )
     from aiorl.compat.remote import (
         init as init,
         is_initialized as is_initialized,
@@ -48,6 +55,7 @@ if TYPE_CHECKING:
         EvaluatorInterface as EvaluatorInterface,
         RolloutWorker as RolloutWorker,
     )
+    from aiorl.compat.worker_set import WorkerSet as WorkerSet
     from aiorl.config import with_base_config as with_base_config
     from aiorl.config.built_trainer import BuiltTrainer
     from aiorl.config.schema import CommonConfig, with_common_config as with_common_config
@@ -132,8 +140,13 @@ _HOMES = {
     "aiorl.actors.hub": "Actors",
     "aiorl.actors.references": "ObjectRef get method wait",
     "aiorl.client": "PolicyClient",
+    "aiorl.compat.optimizers": (
+        "AsyncGradientsOptimizer AsyncSamplesOptimizer PolicyOptimizer SyncReplayOptimizer"
+        " SyncSamplesOptimizer"
+    ),
     "aiorl.compat.remote": "init is_initialized kill put remote shutdown",
     "aiorl.compat.rollout_worker": "EvaluatorInterface RolloutWorker",
+    "aiorl.compat.worker_set": "WorkerSet",
     "aiorl.config": "with_base_config",
     "aiorl.config.schema": "with_common_config",
     "aiorl.data.columns": "DEFAULT_AGENT_ID DEFAULT_POLICY_ID",

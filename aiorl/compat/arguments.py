@@ -20,7 +20,7 @@ from aiorl.sampling.callbacks import DefaultCallbacks
 from aiorl.sampling.settings import SIMULATION, IOSettings, WorkerSettings
 
 _ENVIRONS = "extra_python_environs_for_worker"
-_OTHER_NAMES = {
+KEY_OF_ARGUMENT = {
     "num_envs": "num_envs_per_worker",
     "episode_horizon": "horizon",
     "extra_python_environs": _ENVIRONS,
@@ -78,7 +78,7 @@ def _config(arguments: Mapping[str, Any]) -> WorkerConfig:
     Raises:
         ConfigError: a value is wrong; the error names the argument.
     """
-    values = {_OTHER_NAMES.get(name, name): _plain(value) for name, value in arguments.items()}
+    values = {KEY_OF_ARGUMENT.get(name, name): _plain(value) for name, value in arguments.items()}
     if values["horizon"] in (0, math.inf):
         values["horizon"] = None
     if values["compress_observations"] != "bulk":
@@ -93,7 +93,7 @@ def _config(arguments: Mapping[str, Any]) -> WorkerConfig:
     except ValidationError as error:
         fault = plain_error(WorkerConfig, error)
         name, dot, rest = fault.key.partition(".")
-        argument = {key: argument for argument, key in _OTHER_NAMES.items()}.get(name, name)
+        argument = {key: argument for argument, key in KEY_OF_ARGUMENT.items()}.get(name, name)
         fault.key = f"{argument}{dot}{rest}"
         fault.message = argument + fault.message.removeprefix(name)
         raise fault from None

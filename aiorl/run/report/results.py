@@ -235,7 +235,7 @@ class Results:
             "time_total_s": self.time_total_s,
             "time_this_iter_s": now - self._last_now,
             "timestamp": timestamp,
-            **self._take_episodes(now),
+            **self.take_episodes(now),
             "episode_reward_mean_last_100": self.mean_last(),
             "sampled_steps_per_s": rate("env_steps_sampled"),
             "trained_steps_per_s": rate("env_steps_trained"),
@@ -312,7 +312,7 @@ class Results:
         """Return the number of values per history in a result and in a checkpoint."""
         return min(MAX_HIST, _MAX_HIST_VALUES // max(1, len(self._windows["hist"].items())))
 
-    def _take_episodes(self, now: float) -> dict[str, Any]:
+    def take_episodes(self, now: float) -> dict[str, Any]:
         """Return the averages over episodes, and count the new episodes as earlier ones from now
         on.
         """
