@@ -114,7 +114,7 @@ class PolicyOptimizer(ABC):
         """Take the workers.
 
         Args:
-            workers: a `WorkerSet`, or ``trainer.workers``.
+            workers: a `WorkerSet`, or an object with its interface.
         """
         self.workers = workers
         self.num_steps_sampled = 0
@@ -808,7 +808,7 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
     def _request_samples(self) -> None:
         """Begin the calls that are missing."""
         for worker in self.workers.remote_workers():
-            num_begun = sum(other is worker for other in self._pending.values())
+            num_begun = sum(other == worker for other in self._pending.values())
             for _ in range(self._in_flight - num_begun):
                 self._request(worker)
 

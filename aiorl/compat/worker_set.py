@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from aiorl.actors.references import get
@@ -77,7 +78,7 @@ class WorkerSet:
         """
         self._remote_workers = list(remote_workers)
 
-    def foreach_worker(self, function: Callable[[Any], Any]) -> list[Any]:
+    def foreach_worker(self, function: Callable[[Any], Any] | str) -> list[Any]:
         """Call a function with each worker, where it is; return the results, the local one's first.
 
         Args:
@@ -87,10 +88,9 @@ class WorkerSet:
             RemoteError: it raised an exception in another process.
             ActorLost: a worker was lost.
         """
-        refs = [worker.apply.remote(function) for worker in self._remote_workers]
-        return [self._local_worker.apply(function), *get(refs)]
+        return self._call_all("apply", lambda index: (function,))
 
-    def foreach_worker_with_index(self, function: Callable[[Any, int], Any]) -> list[Any]:
+    def foreach_worker_with_index(self, function: Callable[[Any, int], Any] | str) -> list[Any]:
         """Call a function with each worker and its index, which is 0 for the local one.
 
         Args:
@@ -99,11 +99,39 @@ class WorkerSet:
         Returns:
             The results by index.
         """
+        return self._call_all("apply", lambda index: (function, index))
+
+    def foreach_policy(self, function: Callable[[Any, str], Any] | str) -> list[Any]:
+        """Call a function with each policy of each worker, and its id.
+
+        Args:
+            function: see `foreach_worker`.
+
+        Returns:
+            The results of all workers in one list.
+        """
+        return list(chain(*self._call_all("foreach_policy", lambda index: (function,))))
+
+    def foreach_trainable_policy(self, function: Callable[[Any, str], Any] | str) -> list[Any]:
+        """Call a function with each policy that learns, of each worker; see `foreach_policy`.
+
+        Args:
+            function: see `foreach_worker`.
+
+        Returns:
+            The results of all workers in one list.
+        """
+        return list(chain(*self._call_all("foreach_trainable_policy", lambda index: (function,))))
+
+    def _call_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+        """Call a method of all workers at the same time, with arguments that depend on the
+        index.
+        """
         refs = [
-            worker.apply.remote(function, index)
+            getattr(worker, method).remote(*arguments(index))
             for index, worker in enumerate(self._remote_workers, 1)
         ]
-        return [self._local_worker.apply(function, 0), *get(refs)]
+        return [getattr(self._local_worker, method)(*arguments(0)), *get(refs)]
 
     def stop(self) -> None:
         """End the remote workers and their processes, and stop the local one."""

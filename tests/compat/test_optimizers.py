@@ -18,7 +18,7 @@ from optimizer_things import (
     StatePolicy,
     StepPolicy,
     counting,
-    fail_elsewhere,
+    id_and_pid_of,
     index_and_seed_of,
     pid_of,
     timestep_of,
@@ -141,8 +141,12 @@ def test_each_worker_gets_its_index_and_a_seed_of_its_own(make: Make) -> None:
     optimizer = make(SyncSamplesOptimizer, num_workers=2, worker_args={"seed": 7})
     places = optimizer.foreach_worker_with_index(index_and_seed_of)
     assert places == [(0, 0, 2, 7), (1, 1, 2, 8), (2, 2, 2, 9)]
+    pids = optimizer.foreach_worker(pid_of)
+    of_policies = optimizer.workers.foreach_policy(id_and_pid_of)
+    assert of_policies == [(DEFAULT_POLICY_ID, pid) for pid in pids]
+    assert optimizer.workers.foreach_trainable_policy(id_and_pid_of) == of_policies
     with pytest.raises(RemoteError, match="no such thing"):
-        optimizer.foreach_worker(fail_elsewhere)
+        optimizer.foreach_worker("optimizer_things:fail_elsewhere")
     with pytest.raises(ConfigError, match="num_workers"):
         make(SyncSamplesOptimizer, num_workers=-1)
 

@@ -43,6 +43,10 @@ def fail_elsewhere(worker: Any) -> None:
         raise KeyError("no such thing")
 
 
+def id_and_pid_of(policy: Any, policy_id: str) -> tuple[str, int]:
+    return policy_id, os.getpid()
+
+
 class StepPolicy(PlainPolicy):
     """Policy whose weight counts its updates; the TD error of a row is its time step."""
 
