@@ -14,8 +14,14 @@ from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 
 SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "xla": "off", "lr": 0.01}
-GRADIENT_NAMES = ["PGTFPolicy", "A3CTFPolicy", "PPOTFPolicy", "VTraceTFPolicy", "AsyncPPOTFPolicy"]
-REPLAY_NAMES = ["DQNTFPolicy", "SACTFPolicy"]
+GRADIENT_NAMES = [
+    "PGTFPolicy",
+    "A3CTFPolicy",
+    "PPOTFPolicy",
+    "VTraceTFPolicy",
+    pytest.param("AsyncPPOTFPolicy", marks=pytest.mark.slow),
+]
+REPLAY_NAMES = ["DQNTFPolicy", pytest.param("SACTFPolicy", marks=pytest.mark.slow)]
 
 Make = Callable[..., RolloutWorker]
 
