@@ -141,6 +141,8 @@ class Calls:
         if stream is None:
             return
         try:
+            if stream.is_full:
+                raise RemoteProtocolError(f"{stream.method} sent more items than were asked for")
             stream.put(self._unpack(value))
         except RemoteProtocolError as error:
             self.cancel(call_id)
@@ -338,6 +340,11 @@ class RemoteStream:
         if self._end is None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._calls.cancel, self._call_id)
+
+    @property
+    def is_full(self) -> bool:
+        """True if all items wait for which there was credit."""
+        return len(self._items) >= WINDOW
 
     def put(self, item: Any) -> None:
         """Add an item."""

@@ -33,6 +33,8 @@ ENDPOINT_LIMITS: Final = EndpointLimits(times=EndpointTimes(dead_after_s=120.0))
 MakeHandle: TypeAlias = Callable[[str, str], Any]
 """(name of an actor, import path of its class) -> its handle."""
 
+_ARRAY_BYTES = 256
+"""Memory of an array and its view of a frame, without the numbers in it."""
 _BULK_BYTES = 1 << 12
 """Longer texts and bytes are sent as arrays, outside of the header."""
 _MIN_INT = -(1 << 63)
@@ -199,16 +201,18 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
 
 
 def num_bytes(value: Any) -> int:
-    """Return the size of the arrays, texts and bytes in a packed value."""
+    """Return the memory that a packed value takes in a process.
+
+    An empty dict is one byte of a message, and 64 here.
+    """
     if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return len(value)
+        return _ARRAY_BYTES + int(value.nbytes)
+    size = sys.getsizeof(value)
     if isinstance(value, Mapping):
-        return sum(map(num_bytes, value.values()))
+        return size + sum(map(num_bytes, value)) + sum(map(num_bytes, value.values()))
     if isinstance(value, list):
-        return sum(map(num_bytes, value))
-    return 8
+        return size + sum(map(num_bytes, value))
+    return size
 
 
 def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
