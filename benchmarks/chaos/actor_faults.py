@@ -153,7 +153,7 @@ class _Campaign:
 
     Args:
         folder: directory for logs and journals.
-        report: has the seed of the faults, and takes what is found.
+        report: has the seed of the faults, and takes complaints.
         tell: receives the progress.
         patience: factor for all timeouts.
     """
