@@ -37,6 +37,7 @@ from aiorl.errors import (
     UnsendableError,
 )
 from aiorl.net.transport.endpoint import Event, EventKind, Outbox, WorkerEndpoint
+from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage, Value
@@ -103,6 +104,7 @@ class ActorHost:
             stack.push_async_callback(self._endpoint.close)
             stack.push_async_callback(self._tasks.close)
             self._tasks.start(self._tick(), "tick")
+            self._tasks.start(give_back_regularly(), "memory")
             return await self._done
 
     def stop(self, reason: str) -> None:

@@ -48,6 +48,7 @@ from aiorl.errors import (
 )
 from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.transport.security import load_learner_keys
+from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
@@ -150,6 +151,7 @@ class Actors:
         self._endpoint.start()
         self._is_open = True
         self._tasks.start(self._tick(), "actors")
+        self._tasks.start(give_back_regularly(), "memory")
         if self.is_open_to_others:
             logger.info("processes join with: aiorl worker --connect %s", self.address)
         return self
