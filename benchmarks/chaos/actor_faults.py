@@ -26,6 +26,7 @@ import psutil
 from aiorl.keys import make_keys
 from benchmarks.chaos.actor_hub import NUM_HERE, NUM_JOINED, Ending
 from benchmarks.chaos.link import Link, free_pair
+from benchmarks.chaos.memory import TRIM_S
 from benchmarks.chaos.processes import Started, crashes_in, end_all, marked, memory_of, send
 
 __all__ = ["ActorReport", "accounts_of", "run_actor_chaos"]
@@ -46,6 +47,9 @@ _SPARE_BYTES = 4 << 20
 _SPARE_FILES = 4
 _SHARE_WITH_ENDS = 0.4
 _ENDS_HUB = ("kill-hub", "end-hub")
+_FIRST_PART_ONLY = (*_ENDS_HUB, "corrupt-link")
+"""Faults that leave no hub that can be measured. libzmq 4.3.5 never closes some connections on which
+a message was damaged: the report of the event can change `errno`, by which it decides."""
 _ALONE = (*_ENDS_HUB, "kill-host")
 """Faults that begin when those before them are over, and end before the next."""
 _LOOK_S = 0.1
@@ -121,13 +125,14 @@ async def run_actor_chaos(
         patience: factor for all timeouts, 1 for a quiet machine.
     """
     report = ActorReport(seed)
+    peace_s = min(TRIM_S, seconds / 8)
     campaign = _Campaign(folder, report, tell, patience)
     try:
         await campaign.start()
         await campaign.strike(_SHARE_WITH_ENDS * seconds, hub_ends=True)
-        await campaign.measure(min(20.0, seconds / 6))
+        await campaign.measure(peace_s)
         await campaign.strike((1 - _SHARE_WITH_ENDS) * seconds, hub_ends=False)
-        await campaign.measure(min(20.0, seconds / 6))
+        await campaign.measure(peace_s)
         if seconds >= _LEAST_S:
             _judge_growth(report)
         await campaign.finish()
@@ -210,7 +215,7 @@ class _Campaign:
         Raises:
             TimeoutError: they do not.
         """
-        kinds = [kind for kind in self._kinds if hub_ends or kind not in _ENDS_HUB]
+        kinds = [kind for kind in self._kinds if hub_ends or kind not in _FIRST_PART_ONLY]
         until = time.monotonic() + seconds
         rounds: list[str] = []
         while time.monotonic() < until:
