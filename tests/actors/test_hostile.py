@@ -18,8 +18,8 @@ from aiorl.actors.actor_session import ActorSession, Identity, LinkState
 from aiorl.actors.calls import WINDOW, Calls, RemoteStream
 from aiorl.actors.hub import Actors
 from aiorl.actors.hub_session import ActorSpec, HubSession, HubSettings
-from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS, ActorName, num_bytes
-from aiorl.errors import BadFrame, RemoteProtocolError
+from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS, ActorName, num_bytes, pack, unpack
+from aiorl.errors import BadFrame, RemoteProtocolError, UnsendableError
 from aiorl.net.transport.endpoint import EventKind
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.wire import messages as m
@@ -144,6 +144,16 @@ def test_each_array_of_a_message_stands_in_one_place(references: list[int]) -> N
     ]
     with pytest.raises(BadFrame, match=r"array|missing"):
         decode([msgpack.packb(fields), *frames], LIMITS)
+
+
+def test_rows_of_objects_cost_a_byte_each_and_are_bounded_in_sum() -> None:
+    rows = {"$objects": {"is_filled": np.zeros(1 << 19, np.bool_), "items": []}}
+    assert num_bytes(rows) > 64 * (1 << 19)
+    assert len(unpack([rows, rows], ActorName, imports_code=False)) == 2
+    with pytest.raises(RemoteProtocolError, match="rows of objects"):
+        unpack([rows, rows, rows], ActorName, imports_code=False)
+    with pytest.raises(UnsendableError, match="objects is too long"):
+        pack(np.array([{}] * ((1 << 20) + 1)))
 
 
 # A hostile hub

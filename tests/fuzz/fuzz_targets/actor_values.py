@@ -31,7 +31,7 @@ SPACES: list[Any] = [
     {"kind": "Box", "low": 0, "high": 1, "shape": [2], "dtype": "float32"},
     {"kind": "Tuple", "spaces": []},
 ]
-KEYS = ["columns", "env_steps", "policies", "extras", "a", "$tuple", "args"]
+KEYS = ["columns", "env_steps", "policies", "extras", "is_filled", "items", "a", "$tuple", "kind"]
 
 
 def seeds() -> Iterable[bytes]:
