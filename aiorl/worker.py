@@ -257,24 +257,31 @@ async def _work(args: WorkerArgs) -> int:
     service = make_service(args.connect, args.keys, args.worker_id, args.slot or 0)
     if args.slot is None:  # a learner knows how the workers that it started have ended
         service.former_end = os.environ.get(FORMER_END, "")
+        service.may_join_hub = True
     loop = asyncio.get_running_loop()
     work: WorkerService | ActorHost = service
+    stopped_by: list[str] = []
+
+    def stop(reason: str) -> None:
+        stopped_by.append(reason)  # `work` may be about to end already, for another reason
+        work.stop(reason)
+
     report_stray_errors(lambda error: work.fail(error))
     if args.exit_with_parent:
         reason = "the process that started this worker is gone"
-        watch_parent(lambda: loop.call_soon_threadsafe(lambda: work.stop(reason)))
-    on_stop_signals(lambda name: work.stop(f"ended by {name}"))
+        watch_parent(lambda: loop.call_soon_threadsafe(stop, reason))
+    on_stop_signals(lambda name: stop(f"ended by {name}"))
     logger.info("worker %d connects to the learner at %s", os.getpid(), ", ".join(args.connect))
     outcome = await service.run()
-    if outcome.found_hub:
+    if outcome.found_hub and not stopped_by:
         from aiorl.actors.process import begin_again, make_host
 
         logger.info("it is a hub of actors: this process runs one of them")
         work = make_host(args.connect, keys=args.keys)
         end = await work.run()
-        if not end.is_final:
+        if not end.is_final and not stopped_by:
             begin_again(end)
-        outcome = WorkerOutcome(True, end.reason, final=True)
+        outcome = WorkerOutcome(True, end.reason, final=end.is_final)
     logger.log(logging.INFO if outcome.ok else logging.ERROR, "%s", outcome.reason)
     end_within(_END_WITHIN_S, outcome.status)
     return outcome.status

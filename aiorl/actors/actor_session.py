@@ -25,6 +25,10 @@ _HEARTBEAT_S: Final = 1.0
 _MAX_CALLS: Final = 256
 _MAX_BYTES: Final = 64 << 20
 """Bounds of this actor's own calls that have not ended; further ones wait in order."""
+_MAX_UNANSWERED: Final = 1 << 16
+_MAX_UNANSWERED_BYTES: Final = 1 << 32
+"""Bounds of the calls of this actor that it has not answered. A hub keeps the calls of each caller
+in narrower ones; it can name code to import, so these are a guard against errors above all."""
 _RECENT_PAYLOADS: Final = 2
 """Payloads that are kept although no call has named them yet."""
 
@@ -125,10 +129,12 @@ class _WaitingCall:
 
     Attributes:
         call: the call.
+        payload: number of the arguments.
         since: time since which they are missing.
     """
 
     call: m.Call
+    payload: int
     since: float
 
 
@@ -147,7 +153,11 @@ class ActorSession:
         self._last_beat = float("-inf")
         self._next_call = 1
         self._unsent: OrderedDict[int, m.Call] = OrderedDict()
-        self._outstanding: dict[int, int] = {}  # number of a call -> bytes of its arguments
+        # number of a call -> bytes of its arguments
+        self._outstanding: dict[int, int] = {}
+        self._unanswered: dict[int, int] = {}
+        self._unanswered_bytes = 0
+        self._is_requested = False
         self._payloads: OrderedDict[int, Mapping[str, m.Plain]] = OrderedDict()
         self._requested: set[int] = set()
         self._waiting: list[_WaitingCall] = []
@@ -159,6 +169,7 @@ class ActorSession:
 
     def reply(self, call_id: int, *, ok: bool, result: m.Value) -> None:
         """Answer a call."""
+        self._unanswered_bytes -= self._unanswered.pop(call_id, 0)
         self._send(m.Reply(call_id, ok, result))
 
     def send_item(self, call_id: int, value: m.Value) -> None:
@@ -273,7 +284,7 @@ class ActorSession:
             self._last_beat = now
             self._send(m.Beat(0, "running"))
         for waiting in self._waiting:
-            number = _payload_of(waiting.call)
+            number = waiting.payload
             if now - waiting.since >= _MISSED_AFTER_S and number not in self._requested:
                 self._requested.add(number)
                 self._send(m.PayloadRequest(number))
@@ -318,14 +329,29 @@ class ActorSession:
             self._events.append(Ended(reason, is_orderly, is_final))
 
     def _called(self, call: m.Call, now: float) -> None:
-        if call.method == INIT and call.call_id == 0:
+        if call.method == INIT and call.call_id == 0 and not self._is_requested:
+            self._is_requested = True
             self._events.append(_object_requested(call.args))
-        elif "payload" not in call.args:
+            return
+        if call.call_id == 0 or call.call_id in self._unanswered:
+            self._end("the hub used the number of a call twice", is_orderly=False)
+            return
+        number = _payload_of(call) if "payload" in call.args else None
+        size = num_bytes(call.args)
+        if (
+            len(self._unanswered) >= _MAX_UNANSWERED
+            or self._unanswered_bytes + size > _MAX_UNANSWERED_BYTES
+        ):
+            self._end("the hub sent more calls than this process can hold", is_orderly=False)
+            return
+        self._unanswered[call.call_id] = size
+        self._unanswered_bytes += size
+        if number is None:
             self._arrived(call, call.args)
-        elif _payload_of(call) in self._payloads:
-            self._arrived(call, self._payloads[_payload_of(call)])
+        elif number in self._payloads:
+            self._arrived(call, self._payloads[number])
         else:
-            self._waiting.append(_WaitingCall(call, now))
+            self._waiting.append(_WaitingCall(call, number, now))
 
     def _arrived(self, call: m.Call, args: Mapping[str, m.Plain]) -> None:
         args = _with_shared(call.args, args)
@@ -333,8 +359,8 @@ class ActorSession:
 
     def _take_payload(self, number: int, value: m.Value) -> None:
         self._requested.discard(number)
-        ready = [waiting.call for waiting in self._waiting if _payload_of(waiting.call) == number]
-        self._waiting = [w for w in self._waiting if _payload_of(w.call) != number]
+        ready = [waiting.call for waiting in self._waiting if waiting.payload == number]
+        self._waiting = [waiting for waiting in self._waiting if waiting.payload != number]
         if not isinstance(value, Mapping):
             for call in ready:
                 gone = {"kind": "LookupError", "message": "its shared arguments are gone"}
@@ -357,7 +383,7 @@ class ActorSession:
 
 def _payload_of(call: m.Call) -> int:
     number = call.args["payload"]
-    if type(number) is not int:
+    if type(number) is not int or number < 0:
         raise RemoteProtocolError("the number of a payload must be a whole number")
     if "place" in call.args:
         _further_arguments(call.args)

@@ -70,9 +70,22 @@ class Calls:
         self.is_over = False
         self._session = session
         self._flush = flush
+        self._prepared: dict[str, deque[RemoteCall]] = {}  # of each actor, in order
         self._results: dict[int, RemoteCall] = {}
         # weak, so that a stream that no one reads any more is closed
         self._streams: WeakValueDictionary[int, RemoteStream] = WeakValueDictionary()
+
+    def prepare(self, call: RemoteCall) -> None:
+        """Put a call behind those that were made before it and are not sent yet."""
+        self._prepared.setdefault(call.actor, deque()).append(call)
+
+    def begin_in_order(self, call: RemoteCall) -> None:
+        """Send a call, after those that were made before it for the same actor."""
+        prepared = self._prepared[call.actor]
+        while call.is_prepared:
+            prepared.popleft().begin()
+        if not prepared:
+            del self._prepared[call.actor]
 
     def begin(
         self,
@@ -128,6 +141,8 @@ class Calls:
         if stream is None:
             return
         try:
+            if stream.is_full:
+                raise RemoteProtocolError(f"{stream.method} sent more items than were asked for")
             stream.put(self._unpack(value))
         except RemoteProtocolError as error:
             self.cancel(call_id)
@@ -183,6 +198,11 @@ class RemoteCall(asyncio.Future[Any]):
     asynchronous; a method that runs in the actor's thread ends by itself, and its result is
     dropped.
 
+    Attributes:
+        method: name of the method with its class, for people.
+        actor: name of the actor.
+        is_prepared: True until it is sent.
+
     Raises:
         RemoteError: when awaited: the method raised an exception.
         ActorLost: when awaited: the actor ended before it answered.
@@ -193,30 +213,36 @@ class RemoteCall(asyncio.Future[Any]):
     ) -> None:
         super().__init__()
         self.method = f"{actor.path.rpartition(':')[2]}.{method}"
+        self.actor = actor.name
+        self.is_prepared = True
         self._calls = calls
-        self._actor = actor.name
         self._name = method
-        self._args: Mapping[str, m.Plain] | None = args
+        self._args = args
         self._call_id = 0
-        self.get_loop().call_soon(self._begin)  # sent even if no one awaits it
+        self._stream: RemoteStream | None = None
+        calls.prepare(self)
+        # It is sent even if no one awaits it, after the first step of tasks that are made with it:
+        # they may iterate over it.
+        loop = self.get_loop()
+        loop.call_soon(loop.call_soon, self._begin_in_order)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Return the result of the method."""
-        self._begin()
+        self._begin_in_order()
         return super().__await__()
 
     __iter__ = __await__
 
     def __aiter__(self) -> RemoteStream:
         """Iterate over the items of a method that is a generator."""
-        if self._args is None:
+        if not self.is_prepared:
             raise RuntimeError(
                 f"{self.method} was called for one result, not for a stream: begin `async for` at"
                 " once, before another `await`"
             )
-        stream = RemoteStream(self._calls, self.method)
-        stream.begin(self._actor, self._name, self._args)
-        self._args = None
+        stream = self._stream = RemoteStream(self._calls, self.method)
+        self._begin_in_order()
+        self._stream = None
         super().cancel()
         return stream
 
@@ -224,7 +250,6 @@ class RemoteCall(asyncio.Future[Any]):
         """Cancel the call; see above."""
         if not super().cancel(msg):
             return False
-        self._args = None
         if self._call_id:
             self._calls.cancel(self._call_id)
         return True
@@ -242,11 +267,21 @@ class RemoteCall(asyncio.Future[Any]):
         if self._calls.is_over:
             self.exception()  # so that asyncio doesn't report it as never retrieved
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Send the call, unless it was cancelled meanwhile; see `Calls.begin_in_order`."""
         args = self._args
-        if args is not None:
-            self._args = None
-            self._call_id = self._calls.begin(self, self._actor, self._name, args)
+        self._args = {}
+        self.is_prepared = False
+        if self.cancelled():
+            return
+        if self._stream is not None:
+            self._stream.begin(self.actor, self._name, args)
+        else:
+            self._call_id = self._calls.begin(self, self.actor, self._name, args)
+
+    def _begin_in_order(self) -> None:
+        if self.is_prepared:
+            self._calls.begin_in_order(self)
 
 
 class RemoteStream:
@@ -305,6 +340,11 @@ class RemoteStream:
         if self._end is None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._calls.cancel, self._call_id)
+
+    @property
+    def is_full(self) -> bool:
+        """True if all items wait for which there was credit."""
+        return len(self._items) >= WINDOW
 
     def put(self, item: Any) -> None:
         """Add an item."""

@@ -18,8 +18,15 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final
 
-from aiorl.actors import actor_session as ev
-from aiorl.actors.actor_session import ActorSession
+from aiorl.actors.actor_session import (
+    ActorEvent,
+    ActorSession,
+    CallArrived,
+    CallCancelled,
+    CreditArrived,
+    Ended,
+    ObjectRequested,
+)
 from aiorl.actors.calls import Calls, description_of
 from aiorl.actors.hub_session import CallEnded, ItemArrived
 from aiorl.actors.values import LIMITS, pack, unpack
@@ -30,6 +37,7 @@ from aiorl.errors import (
     UnsendableError,
 )
 from aiorl.net.transport.endpoint import Event, EventKind, Outbox, WorkerEndpoint
+from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage, Value
@@ -41,6 +49,26 @@ logger = logging.getLogger(__name__)
 _TICK_S: Final = 0.25
 _DONE: Final = object()
 _INIT_CALL: Final = 0
+
+
+class _Credit:
+    """Items of a stream that its caller takes."""
+
+    def __init__(self, items: int) -> None:
+        self._items = items
+        self._is_more = asyncio.Event()
+
+    def add(self, items: int) -> None:
+        """Allow more items."""
+        self._items += items
+        self._is_more.set()
+
+    async def take(self) -> None:
+        """Wait until an item is allowed, and count it."""
+        while not self._items:
+            self._is_more.clear()
+            await self._is_more.wait()
+        self._items -= 1
 
 
 class ActorHost:
@@ -60,11 +88,11 @@ class ActorHost:
         self._object: Any = None
         self._running: dict[int, asyncio.Task[None]] = {}
         self._unsendable: dict[int, UnsendableError] = {}  # items of streams
-        self._credits: dict[int, asyncio.Semaphore] = {}  # of streams
+        self._credits: dict[int, _Credit] = {}  # of streams
         self._outbox = Outbox(endpoint, self._tasks)
-        self._done: asyncio.Future[ev.Ended] | None = None
+        self._done: asyncio.Future[Ended] | None = None
 
-    async def run(self) -> ev.Ended:
+    async def run(self) -> Ended:
         """Run until the hub says goodbye, the connection ends after the registration, or `stop`."""
         self._calls.loop = asyncio.get_running_loop()
         self._done = self._calls.loop.create_future()
@@ -76,6 +104,7 @@ class ActorHost:
             stack.push_async_callback(self._endpoint.close)
             stack.push_async_callback(self._tasks.close)
             self._tasks.start(self._tick(), "tick")
+            self._tasks.start(give_back_regularly(), "memory")
             return await self._done
 
     def stop(self, reason: str) -> None:
@@ -85,7 +114,7 @@ class ActorHost:
 
     def fail(self, error: BaseException) -> None:
         """End with an internal error, since a process is useless after a task has died."""
-        self._finish(ev.Ended(f"unexpected {error!r}", is_orderly=False))
+        self._finish(Ended(f"unexpected {error!r}", is_orderly=False))
 
     # Receiving and sending
     # ----------------------------------------------------------------------------------------------
@@ -151,37 +180,36 @@ class ActorHost:
     # Events
     # ----------------------------------------------------------------------------------------------
 
-    def _handle(self, event: ev.ActorEvent) -> None:
+    def _handle(self, event: ActorEvent) -> None:
         match event:
-            case ev.CallArrived(call_id):
+            case CallArrived(call_id):
                 if event.credit:
-                    self._credits[call_id] = asyncio.Semaphore(event.credit)
+                    self._credits[call_id] = _Credit(event.credit)
                 self._running[call_id] = self._tasks.start(self._run(event), f"call {call_id}")
-            case ev.CallCancelled(call_id):
+            case CallCancelled(call_id):
                 if call_id in self._running:
                     self._running[call_id].cancel()
-            case ev.CreditArrived(call_id, items):
+            case CreditArrived(call_id, items):
                 credit = self._credits.get(call_id)
                 if credit is not None:
-                    for _ in range(items):
-                        credit.release()
+                    credit.add(items)
             case CallEnded(call_id, ok, result):
                 self._calls.ended(call_id, ok=ok, result=result)
             case ItemArrived(call_id, value):
                 self._calls.item(call_id, value)
-            case ev.ObjectRequested():
+            case ObjectRequested():
                 self._tasks.start(self._make(event), "make the object")
-            case ev.Ended():
+            case Ended():
                 self._finish(event)
 
-    def _finish(self, end: ev.Ended) -> None:
+    def _finish(self, end: Ended) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_result(end)
 
     # The object and its methods
     # ----------------------------------------------------------------------------------------------
 
-    async def _make(self, request: ev.ObjectRequested) -> None:
+    async def _make(self, request: ObjectRequested) -> None:
         def make() -> Any:
             kind = import_object(request.path, key="the class of an actor")
             args, kwargs = self._arguments(request.args, imports_code=True)
@@ -197,7 +225,7 @@ class ActorHost:
         else:
             self._answer(_INIT_CALL, ok=True, result=None)
 
-    async def _run(self, call: ev.CallArrived) -> None:
+    async def _run(self, call: CallArrived) -> None:
         """Run a method and answer the call, whatever happens."""
         try:
             result = await self._packed_result(call)
@@ -211,7 +239,7 @@ class ActorHost:
             del self._running[call.call_id]
             self._credits.pop(call.call_id, None)
 
-    async def _packed_result(self, call: ev.CallArrived) -> Any:
+    async def _packed_result(self, call: CallArrived) -> Any:
         name = call.method
         method = None if name.startswith("_") else getattr(self._object, name, None)
         if not callable(method):
@@ -234,9 +262,7 @@ class ActorHost:
             return None
         return pack(result)
 
-    async def _stream(
-        self, call: ev.CallArrived, items: AsyncIterator[Any] | Iterator[Any]
-    ) -> None:
+    async def _stream(self, call: CallArrived, items: AsyncIterator[Any] | Iterator[Any]) -> None:
         """Send the items of a generator as the caller takes them, and close it."""
         if not call.credit:
             raise TypeError(
@@ -244,13 +270,13 @@ class ActorHost:
             )
         credit = self._credits[call.call_id]
         async with contextlib.aclosing(self._all_of(items)) as stream:
-            await credit.acquire()
+            await credit.take()
             async for item in stream:
                 self._session.send_item(call.call_id, item)
                 self._flush()
                 if call.call_id in self._unsendable:
                     raise self._unsendable.pop(call.call_id)
-                await credit.acquire()
+                await credit.take()
 
     async def _all_of(
         self, items: AsyncIterator[Any] | Iterator[Any]

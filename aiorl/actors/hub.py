@@ -22,9 +22,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, overload
 
-from aiorl.actors import hub_session as ev
 from aiorl.actors.calls import ActorHandle, Calls, RemoteCall, error_of, packed_arguments
-from aiorl.actors.hub_session import ActorSpec, HubSession, HubSettings
+from aiorl.actors.hub_session import (
+    ActorEnded,
+    ActorSpec,
+    ActorStarted,
+    CallEnded,
+    CallLost,
+    HubEvent,
+    HubSession,
+    HubSettings,
+    ItemArrived,
+    PlaceGone,
+    PlaceJoined,
+)
 from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS
 from aiorl.config.code import import_path_of
 from aiorl.errors import (
@@ -37,12 +48,14 @@ from aiorl.errors import (
 )
 from aiorl.net.transport.endpoint import Event, EventKind
 from aiorl.net.transport.security import load_learner_keys
+from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import DownMessage, Payload, Plain
 from aiorl.process.children import (
     RELAY,
+    WORKER_ID,
     ChildEvent,
     ChildGaveUp,
     Children,
@@ -138,6 +151,7 @@ class Actors:
         self._endpoint.start()
         self._is_open = True
         self._tasks.start(self._tick(), "actors")
+        self._tasks.start(give_back_regularly(), "memory")
         if self.is_open_to_others:
             logger.info("processes join with: aiorl worker --connect %s", self.address)
         return self
@@ -485,7 +499,7 @@ class Actors:
         return started
 
     def _child_for(self, spec: ActorSpec) -> Children:
-        command = [*child_python("aiorl.actors.process"), self._endpoint.local_address, spec.place]
+        command = [*child_python("aiorl.actors.process"), self._endpoint.local_address]
         # many actors share a host, but the user's own numbers hold
         threads = {name: os.environ.get(name, number) for name, number in ONE_THREAD.items()}
 
@@ -505,7 +519,7 @@ class Actors:
             [_SLOT],
             max_restarts=spec.restarts,
             on_event=on_event,
-            environment={**threads, **python_path(), RELAY: ""},
+            environment={**threads, **python_path(), RELAY: "", WORKER_ID: spec.place},
         )
 
     # Inside: messages
@@ -585,24 +599,24 @@ class Actors:
         else:
             self._endpoint.send(peer, frames)
 
-    def _handle(self, event: ev.HubEvent) -> None:
+    def _handle(self, event: HubEvent) -> None:
         match event:
-            case ev.CallEnded(call_id, ok, result):
+            case CallEnded(call_id, ok, result):
                 self._calls.ended(call_id, ok=ok, result=result)
-            case ev.ItemArrived(call_id, value):
+            case ItemArrived(call_id, value):
                 self._calls.item(call_id, value)
-            case ev.CallLost(call_id, name, reason, is_restarting):
+            case CallLost(call_id, name, reason, is_restarting):
                 self._calls.lost(call_id, ActorLost(name, reason, is_restarting=is_restarting))
-            case ev.PlaceJoined() | ev.PlaceGone():
+            case PlaceJoined() | PlaceGone():
                 self._places_changed.set()
-            case ev.ActorStarted(name):
+            case ActorStarted(name):
                 started = self._actors.get(name)
                 if started is not None and not started.is_ready.done():
                     started.is_ready.set_result(None)
-            case ev.ActorEnded():
+            case ActorEnded():
                 self._ended(event)
 
-    def _ended(self, event: ev.ActorEnded) -> None:
+    def _ended(self, event: ActorEnded) -> None:
         started = self._actors.get(event.name)
         if started is None:
             return
@@ -632,7 +646,7 @@ def _check_number(key: str, value: int) -> None:
         )
 
 
-def _start_error(event: ev.ActorEnded, handle: ActorHandle) -> ActorError:
+def _start_error(event: ActorEnded, handle: ActorHandle) -> ActorError:
     """Return the error of an actor that did not start."""
     if event.failure is None:
         return ActorLost(event.name, event.reason)

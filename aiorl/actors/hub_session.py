@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import reprlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ MAX_CREDIT: Final = 1 << 16
 
 _MAX_OUTSTANDING = 1024
 """Unanswered calls of one actor to others; an actor that exceeds them breaks the protocol."""
+_CALL_BYTES = 1024
+"""Memory of a call without its arguments."""
 _MAX_NEEDLESS = 256
 """Needless messages, such as replies to calls that have ended, before an actor is cut off."""
 
@@ -175,7 +178,6 @@ class _Place:
     actor: _Actor | None = None
     outstanding: dict[int, int] = field(default_factory=dict)  # its call id -> ours
     bytes_outstanding: int = 0
-    requested: set[int] = field(default_factory=set)  # numbers of shared arguments
     needless: int = 0
 
 
@@ -184,18 +186,25 @@ class _Call:
     """A call that has not ended.
 
     Attributes:
-        message: the call as its actor gets it.
+        call_id: our number of the call.
+        message: the call as its actor gets it, until it is sent: its arguments take memory.
         caller: process that called, with its own number of the call; None for the hub.
         credit: items of its stream that the actor may still send.
         num_bytes: size of its arguments.
-        is_sent: True once it has left for the actor.
+        is_cancelled: True once its caller has cancelled it.
     """
 
-    message: m.Call
+    call_id: int
+    message: m.Call | None
     caller: tuple[_Place, int] | None
     credit: int
     num_bytes: int
-    is_sent: bool = False
+    is_cancelled: bool = False
+
+    @property
+    def is_sent(self) -> bool:
+        """True once it has left for the actor."""
+        return self.message is None
 
 
 @dataclass(slots=True, eq=False)
@@ -237,6 +246,7 @@ class HubSession:
         self.hub_id = hub_id
         self.settings = settings or HubSettings()
         self._places: dict[bytes, _Place] = {}
+        self._places_by_id: dict[str, _Place] = {}
         self._actors: dict[str, _Actor] = {}
         # actors that wait for a process: for one in particular, by its worker id, or for any
         self._awaited: dict[str, _Actor] = {}
@@ -245,6 +255,7 @@ class HubSession:
         self._named_places: set[str] = set()
         self._actor_of_call: dict[int, _Actor] = {}
         self._payloads: dict[int, m.Payload] = {}
+        self._requests: dict[int, set[bytes]] = {}  # number of a payload -> peers that missed it
         self._next_call = 1
         self._out: list[tuple[bytes | None, m.DownMessage]] = []
         self._dropped: list[tuple[bytes, str]] = []
@@ -280,7 +291,8 @@ class HubSession:
             args: packed arguments.
             credit: items of a stream that may be sent before more `give_credit`.
         """
-        return self._open(name, m.Call(0, method, args, credit=credit), caller=None)
+        call = m.Call(0, method, args, credit=credit)
+        return self._open(name, call, _cost_of(args), caller=None)
 
     def share(self, value: m.Value) -> int:
         """Broadcast arguments for calls to several actors; return their number, the ``payload`` of
@@ -293,14 +305,14 @@ class HubSession:
         number = self._next_call
         self._next_call += 1
         payload = self._payloads[number] = m.Payload(number, value)
+        self._requests[number] = set()
         self._out.append((None, payload))
         return number
 
     def release(self, number: int) -> None:
         """Forget shared arguments; calls that still miss them fail."""
         self._payloads.pop(number, None)
-        for place in self._places.values():
-            place.requested.discard(number)
+        self._requests.pop(number, None)
 
     def give_credit(self, call_id: int, items: int) -> None:
         """Allow more items of a stream."""
@@ -318,8 +330,9 @@ class HubSession:
         It still ends by an event.
         """
         actor = self._actor_of_call.get(call_id)
-        if actor is None:
+        if actor is None or actor.calls[call_id].is_cancelled:
             return
+        actor.calls[call_id].is_cancelled = True
         if actor.calls[call_id].is_sent:
             self._send_to(actor, m.Cancel(call_id))
         else:
@@ -334,9 +347,9 @@ class HubSession:
 
     def lose_place(self, worker_id: str, reason: str) -> None:
         """Count a process as gone that is known to have ended."""
-        for place in list(self._places.values()):
-            if place.worker_id == worker_id:
-                self._forget(place, reason)
+        place = self._places_by_id.get(worker_id)
+        if place is not None:
+            self._forget(place, reason)
 
     def shutdown(self, reason: str) -> None:
         """End all actors and say goodbye to all processes, and to those that come later."""
@@ -523,6 +536,7 @@ class HubSession:
             return
         place = _Place(peer, hello.worker_id, hello.host, now)
         self._places[peer] = place
+        self._places_by_id[hello.worker_id] = place
         self._out.append((peer, m.LearnerBeat(self.hub_id, -1)))
         self._events.append(PlaceJoined(hello.worker_id, hello.host, hello.pid))
         if hello.worker_id in self._awaited:
@@ -559,6 +573,7 @@ class HubSession:
         if self._places.pop(place.peer, None) is None:
             return
         self._free.pop(place.peer, None)
+        del self._places_by_id[place.worker_id]
         self._events.append(PlaceGone(place.worker_id, reason))
         for ours in list(place.outstanding.values()):
             self.cancel(ours)
@@ -566,10 +581,11 @@ class HubSession:
 
     def _share_again(self, place: _Place, number: int) -> None:
         """Answer a request for shared arguments, with None if they are gone."""
-        if number in place.requested or number not in self._payloads:
+        peers = self._requests.get(number)
+        if peers is None or place.peer in peers:
             self._needless(place, "requests for shared arguments")
         else:
-            place.requested.add(number)
+            peers.add(place.peer)
         self._out.append((place.peer, self._payloads.get(number, m.Payload(number, None))))
 
     def _wait_for_place(self, actor: _Actor) -> None:
@@ -620,12 +636,13 @@ class HubSession:
             self._waiting.pop(actor.spec.name, None)
             self._awaited.pop(actor.spec.place, None)
 
-    def _open(self, name: str, message: m.Call, *, caller: tuple[_Place, int] | None) -> int:
+    def _open(
+        self, name: str, message: m.Call, size: int, *, caller: tuple[_Place, int] | None
+    ) -> int:
         call_id = self._next_call
         self._next_call += 1
         message = dataclasses.replace(message, call_id=call_id)
-        size = num_bytes(message.args)
-        call = _Call(message, caller, credit=message.credit, num_bytes=size)
+        call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
         if caller is not None:
             caller[0].bytes_outstanding += size
         actor = self._actors.get(name)
@@ -663,11 +680,13 @@ class HubSession:
         return actor.num_sent < settings.in_flight
 
     def _send_call(self, actor: _Actor, call: _Call) -> None:
-        call.is_sent = True
+        message = call.message
+        assert message is not None
+        call.message = None
         if call.caller is None:
             actor.num_sent += 1
             actor.bytes_sent += call.num_bytes
-        self._send_to(actor, dataclasses.replace(call.message, credit=call.credit))
+        self._send_to(actor, dataclasses.replace(message, credit=call.credit))
 
     def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
         if actor.place is not None:
@@ -724,7 +743,10 @@ class HubSession:
         if "payload" in message.args:
             self._violated(place, "called with arguments that it has not shared")
             return
-        if place.bytes_outstanding > 2 * self.settings.max_bytes:
+        # an actor stays within half of these bounds, and sends a larger call alone
+        size = _cost_of(message.args)
+        is_full = place.bytes_outstanding + size > 2 * self.settings.max_bytes
+        if is_full and place.outstanding:
             self._violated(place, "called others with too many bytes unanswered")
             return
         if len(place.outstanding) >= _MAX_OUTSTANDING:
@@ -733,7 +755,7 @@ class HubSession:
         credit = min(message.credit, MAX_CREDIT)
         call = m.Call(0, message.method, message.args, actor=place.actor.spec.name, credit=credit)
         place.outstanding[message.call_id] = 0
-        call_id = self._open(message.actor, call, caller=(place, message.call_id))
+        call_id = self._open(message.actor, call, size, caller=(place, message.call_id))
         if call_id in self._actor_of_call:  # not if it has ended already
             place.outstanding[message.call_id] = call_id
 
@@ -753,9 +775,7 @@ class HubSession:
 
     def _report_lost(self, call: _Call, name: str, reason: str, *, is_restarting: bool) -> None:
         if call.caller is None:
-            self._events.append(
-                CallLost(call.message.call_id, name, reason, is_restarting=is_restarting)
-            )
+            self._events.append(CallLost(call.call_id, name, reason, is_restarting=is_restarting))
         else:
             lost: m.Value = {"lost": name, "message": reason, "is_restarting": is_restarting}
             self._answer(call.caller, call, ok=False, result=lost)
@@ -771,8 +791,15 @@ class HubSession:
             self._out.append((place.peer, m.Reply(theirs, ok, result)))
 
 
+def _cost_of(args: Mapping[str, m.Plain]) -> int:
+    """Return the memory that a call takes here, in bytes."""
+    return _CALL_BYTES + num_bytes(args)
+
+
 def _described(result: Any) -> str:
-    """Return the failure in a reply as one line."""
+    """Return the failure in a reply as one line; it comes from a peer."""
     if isinstance(result, Mapping):
-        return one_line(f"{result.get('kind')}: {result.get('message')}", 1000)
-    return one_line(str(result), 1000)
+        kind, message = result.get("kind"), result.get("message")
+        if isinstance(kind, str) and isinstance(message, str):
+            return one_line(f"{kind}: {message}", 1000)
+    return one_line(reprlib.repr(result), 1000)

@@ -17,7 +17,7 @@ from aiorl.actors.host import ActorHost
 from aiorl.actors.values import ENDPOINT_LIMITS
 from aiorl.net.transport.relay import worker_endpoint
 from aiorl.net.transport.security import load_worker_keys
-from aiorl.process.children import FAILED, RUN_IS_OVER, watch_parent
+from aiorl.process.children import FAILED, RUN_IS_OVER, WORKER_ID, watch_parent
 from aiorl.process.imports import find_modules_here
 from aiorl.process.program import (
     end_within,
@@ -76,8 +76,9 @@ async def _run(address: str, worker_id: str) -> int:
     return status
 
 
-def main(address: str, worker_id: str) -> int:
+def main(address: str) -> int:
     """Run the actor of a local hub, and return the exit status."""
+    worker_id = os.environ.pop(WORKER_ID)  # not for the processes that the actor starts
     find_modules_here()
     log_to_stderr("WARNING")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -33,6 +33,12 @@ ENDPOINT_LIMITS: Final = EndpointLimits(times=EndpointTimes(dead_after_s=120.0))
 MakeHandle: TypeAlias = Callable[[str, str], Any]
 """(name of an actor, import path of its class) -> its handle."""
 
+_ARRAY_BYTES = 256
+"""Memory of an array and its view of a frame, without the numbers in it."""
+_MAX_ROWS = 1 << 20
+"""Rows of all arrays of objects in one value: an empty dict is one byte of a message."""
+_ROW_BYTES = 72
+"""Memory of a row with an empty dict."""
 _BULK_BYTES = 1 << 12
 """Longer texts and bytes are sent as arrays, outside of the header."""
 _MIN_INT = -(1 << 63)
@@ -165,6 +171,10 @@ def _packed_array(array: Array) -> Value:
     """Return an array of numbers as it is; one of objects, such as infos, without its empty dicts."""
     if array.dtype != object or array.ndim != 1:
         return _checked_array(array)
+    if len(array) > _MAX_ROWS:
+        raise UnsendableError(
+            f"an array of {len(array):,} objects is too long for a message, at most {_MAX_ROWS:,}"
+        )
     is_filled = np.array([type(item) is not dict or bool(item) for item in array], np.bool_)
     return {"$objects": {"is_filled": is_filled, "items": _packed_items(list(array[is_filled]))}}
 
@@ -199,16 +209,21 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
 
 
 def num_bytes(value: Any) -> int:
-    """Return the size of the arrays, texts and bytes in a packed value."""
+    """Return the memory that a packed value takes in a process.
+
+    An empty dict is one byte of a message, and 64 here.
+    """
     if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return len(value)
+        return _ARRAY_BYTES + int(value.nbytes)
+    size = sys.getsizeof(value)
     if isinstance(value, Mapping):
-        return sum(map(num_bytes, value.values()))
+        rows = value.get("is_filled")  # of an array of objects
+        if isinstance(rows, np.ndarray):
+            size += _ROW_BYTES * rows.size
+        return size + sum(map(num_bytes, value)) + sum(map(num_bytes, value.values()))
     if isinstance(value, list):
-        return sum(map(num_bytes, value))
-    return 8
+        return size + sum(map(num_bytes, value))
+    return size
 
 
 def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
@@ -235,17 +250,19 @@ def refuse_handle(name: str, path: str) -> Any:
     raise RemoteProtocolError(f"the actor {name:.64} of {path:.200} can't be called from here")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Reader:
     """Reader of packed values.
 
     Attributes:
         make_handle: makes handles of actors.
         imports_code: True if code may be imported.
+        rows_left: rows of arrays of objects that may still come.
     """
 
     make_handle: MakeHandle
     imports_code: bool
+    rows_left: int = _MAX_ROWS
 
     def read(self, value: Value) -> Any:
         """Return what `pack` was given.
@@ -326,6 +343,9 @@ class _Reader:
         is_filled = _array(content["is_filled"])
         if is_filled.dtype != np.bool_ or is_filled.ndim != 1:
             raise TypeError("expected a mask of the rows")
+        self.rows_left -= len(is_filled)
+        if self.rows_left < 0:
+            raise TypeError(f"expected at most {_MAX_ROWS:,} rows of objects")
         items = self._items(content["items"])
         if len(items) != np.count_nonzero(is_filled):
             raise TypeError(f"expected as many items as the mask has, got {len(items)}")

@@ -47,6 +47,9 @@ WORKERS_TOGETHER = "AIORL_WORKERS_TOGETHER"
 FORMER_END = "AIORL_FORMER_END"
 """Environment variable of a worker that was started again: how its former process ended without
 reporting a failure."""
+WORKER_ID = "AIORL_WORKER_ID"
+"""Environment variable with the name of a process that is a secret: arguments can be read by other
+users."""
 RELAY = "AIORL_RELAY"
 """Environment variable with the name of the relay's socket (see `aiorl.net.transport.relay`); empty
 without a relay."""

@@ -2,8 +2,8 @@
 
 A learner with keys trains with local and outside workers. Meanwhile processes are killed and
 frozen, connections reset, corrupted and delayed, disks filled and keys withdrawn. The campaign
-touches only processes that it started, and loopback addresses. The exit status is 0 if every bar
-holds.
+touches only processes that it started, and loopback addresses. With ``--actors``, a program of
+actors is struck instead. The exit status is 0 if every bar holds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.chaos.actor_faults import ActorReport, run_actor_chaos
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.report import Bars, Report
 from benchmarks.chaos.scenario import Options, run_chaos
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument(
         "--seconds", type=float, default=840.0, help="how long new faults begin; 840 takes 20 min"
+    )
+    parser.add_argument(
+        "--actors", action="store_true", help="strike a program of actors, not training runs"
     )
     parser.add_argument("--seed", type=int, help="seed of the order of faults; default: random")
     parser.add_argument(
@@ -65,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{kind.name:28} {kind.act.__doc__}")
         return 0
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
-    print(f"seed {seed}: {args.seconds:g} s of faults, kinds: {', '.join(args.kinds)}", flush=True)
+    kinds = "those of actors" if args.actors else ", ".join(args.kinds)
+    print(f"seed {seed}: {args.seconds:g} s of faults, kinds: {kinds}", flush=True)
     bars = Bars()
     bars = Bars(
         median_s=bars.median_s * args.slack,
@@ -83,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.seconds, seed, args.kinds, args.algos, folder.resolve(), bars, args.slack
         )
         try:
-            report = asyncio.run(_run(options))
+            report = asyncio.run(_run(options, has_actors=args.actors))
         except (KeyboardInterrupt, asyncio.CancelledError):
             print("interrupted; all its processes have ended", flush=True)
             return 130
@@ -93,11 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if report.ok else 1
 
 
-async def _run(options: Options) -> Report:
+async def _run(options: Options, *, has_actors: bool) -> Report | ActorReport:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run_chaos(options, lambda line: print(line, flush=True))
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    if has_actors:
+        return await run_actor_chaos(
+            options.seconds, options.seed, options.folder, tell, options.patience
+        )
+    return await run_chaos(options, tell)
 
 
 def _kinds(text: str) -> list[str]:

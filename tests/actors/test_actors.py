@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from actor_things import Counter, double, make_counter
 
 from aiorl.actors.hub import Actors
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
-from aiorl.process.children import RUN_IS_OVER
+from aiorl.process.children import RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import new_event_loop
 
 
@@ -137,6 +139,41 @@ def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way() -> None
         assert await counter.add(0) < 30  # not all 1,000 were made
         with pytest.raises(RemoteError, match="async for"):
             await counter.count_to(3)
+
+    with_actors(use)
+
+
+def test_tasks_can_iterate_over_streams_that_were_called_before_they_began() -> None:
+    async def items_of(call: Any) -> list[Any]:
+        return [item async for item in call]
+
+    async def use(actors: Actors) -> None:
+        counters = await actors.start(Counter, count=2)
+        streams = [items_of(counter.count_to(20)) for counter in counters]
+        assert await asyncio.gather(*streams) == [list(range(20))] * 2
+        late = counters[0].count_to(3)
+        await counters[1].add(1)
+        with pytest.raises(RuntimeError, match="async for"):
+            aiter(late)
+        late.cancel()
+
+    with_actors(use)
+
+
+def test_calls_of_one_actor_are_sent_in_the_order_in_which_they_were_made() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        counter.add(1)
+        cancelled = counter.add(10)
+        cancelled.cancel()
+        stream = counter.count_to(2)
+        assert await counter.add(1) == 2
+        with pytest.raises(RuntimeError, match="async for"):
+            aiter(stream)
+        stream.cancel()
+        counter.add(5)
+        assert [number async for number in counter.count_to(3)] == [0, 1, 2]
+        assert await counter.add(0) == 2
 
     with_actors(use)
 
@@ -349,6 +386,17 @@ def test_processes_of_actors_compute_with_one_thread_unless_the_user_wants_more(
     with_actors(use)
 
 
+def test_the_name_of_a_process_is_known_to_its_hub_alone() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        assert await counter.variable("AIORL_WORKER_ID") is None
+        arguments = " ".join(psutil.Process(await counter.pid()).cmdline())
+        assert "aiorl.actors.process" in arguments
+        assert not re.search("[0-9a-f]{16}", arguments)
+
+    with_actors(use)
+
+
 def test_no_process_outlives_a_start_or_stop_that_is_cancelled() -> None:
     async def use(actors: Actors) -> None:
         counter = await actors.start(Counter)
@@ -403,6 +451,7 @@ def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_othe
             **os.environ,
             "PYTHONPATH": os.path.dirname(sys.modules["actor_things"].__file__ or ""),
         }
+        environment.pop("OMP_NUM_THREADS", None)
         worker = await asyncio.to_thread(
             subprocess.Popen, [*command, "--slots", "2"], env=environment
         )
@@ -414,6 +463,7 @@ def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_othe
             assert not caplog.records, "no one waits"
             assert actors.num_free == 0
             pids = [await counter.pid() for counter in counters]
+            assert await counters[0].variable("OMP_NUM_THREADS") == "1"
             assert await actors.broadcast(counters, "add", 3) == [3, 3]
             await actors.stop(*counters)
             await actors.wait_for_processes(2)
@@ -429,5 +479,22 @@ def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_othe
         finally:
             worker.kill()
             worker.wait()
+
+    with_actors(use, bind="tcp://127.0.0.1:0")
+
+
+def test_a_joined_process_ends_by_sigterm_whether_it_runs_an_actor_or_not() -> None:
+    async def use(actors: Actors) -> None:
+        command = [sys.executable, "-m", "aiorl.worker", "--connect", actors.address]
+        for has_actor in (False, True):
+            worker = await asyncio.to_thread(
+                subprocess.Popen, [*command, "--exit-with-parent"], stdin=subprocess.PIPE
+            )
+            with worker:
+                await actors.wait_for_processes(1)
+                if has_actor:
+                    await actors.start(Fraction, on="joined")
+                worker.terminate()
+                assert await asyncio.to_thread(worker.wait, 20) == STOPPED
 
     with_actors(use, bind="tcp://127.0.0.1:0")

@@ -200,6 +200,35 @@ def test_each_call_ends_once_with_its_result_or_with_the_loss_of_its_actor(seed:
     assert max(world.ran.values(), default=0) <= 1
 
 
+def test_a_thousand_sessions_answer_at_one_hub() -> None:
+    world = World(0)
+    names = [f"a{number}" for number in range(1000)]
+    for name in names:
+        world.hub.add(ActorSpec(name, "m:C", NO_ARGS))
+        world.join(f"w{name}")
+    world.settle()
+    shared = world.hub.share({"value": -1})
+    for number, name in enumerate(names):
+        after = names[number - 1]
+        for method, args in (
+            ("echo", {"value": number, "other": after}),
+            ("forward", {"value": number, "other": after}),
+            ("echo", {"payload": shared}),
+        ):
+            call_id = world.hub.call(name, method, args)
+            world.asked[call_id] = -1 if "payload" in args else number
+    for _ in range(12):
+        world.settle()
+    assert len(world.results) == 3000
+    assert set(world.ends.values()) == {1}
+    assert all(world.results[call_id] == (True, value) for call_id, value in world.asked.items())
+    lost = [world.hub.call(name, "echo", {"value": 0}) for name in names[:100]]
+    for process in list(world.processes.values())[:100]:
+        world.cut(process)
+    world.settle()
+    assert [world.results[call_id] for call_id in lost] == [None] * 100
+
+
 def _waits(state: ActorState) -> bool:
     return state is ActorState.WAITING
 
@@ -446,11 +475,11 @@ def test_calls_of_an_actor_wait_in_it_beyond_its_bounds_and_go_on_with_each_answ
 
 
 def test_calls_of_actors_are_passed_on_in_order_whatever_their_size() -> None:
-    hub = hub_with_an_actor(in_flight=1, max_bytes=1000)
+    hub = hub_with_an_actor(in_flight=1, max_bytes=10_000)
     hub.receive(b"q", hello("v"), 0.0)
     hub.add(ActorSpec("b", "m:C", NO_ARGS))
     by_hub = [hub.call("b", "echo", NO_ARGS) for _ in range(2)]
-    big = {"args": [b"x" * 1500], "kwargs": {}}
+    big = {"args": [b"x" * 12_000], "kwargs": {}}
     for number, args in enumerate([big, NO_ARGS, NO_ARGS], start=1):
         hub.receive(b"p", m.Call(number, "echo", args, actor="b"), 0.0)
         hub.receive(b"q", m.Reply(0, True, None), 0.0)

@@ -99,6 +99,8 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
         field = next(iter(kind.arrays))
         if field in values:
             values[field] = _put_arrays(values[field], arrays[field], field, limits.max_depth)
+            if arrays[field]:  # they would keep frames alive that no one counts
+                raise BadFrame("an array has no place in the value", field=field)
         kind.check_scalars(values, limits)
     return kind.cls(**values)
 
@@ -415,10 +417,12 @@ def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
 
 
 def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> Any:
-    """Return ``value`` with arrays in the places of their references."""
+    """Return ``value`` with arrays in the places of their references; they are removed from
+    ``arrays``, as each of them stands in one place.
+    """
     if type(value) is _ArrayRef:
         try:
-            return arrays[str(value.number)]
+            return arrays.pop(str(value.number))
         except KeyError:
             raise BadFrame(f"array {value.number} is missing", field=field) from None
     if depth < 0:

@@ -211,11 +211,14 @@ class WorkerService:
     Attributes:
         former_end: how the former process ended, reported to the learner once; "" if there was
             none.
+        may_join_hub: True if a hub of actors at the address may have this process. A worker that a
+            learner has registered is that learner's.
     """
 
     def __init__(self, endpoint: WorkerEndpoint, session: WorkerSession) -> None:
         """Prepare with an endpoint that has not been started and a new session."""
         self.former_end = ""
+        self.may_join_hub = False
         self._endpoint = endpoint
         self._session = session
         self._settings = _LearnersSettings()
@@ -346,6 +349,7 @@ class WorkerService:
         match event:
             case ev.Registered(welcome):
                 logger.info("registered as worker %d of run %s", welcome.slot, welcome.run_id)
+                self.may_join_hub = False
                 if self.former_end:
                     message = f"its former process ended with {self.former_end}"
                     self.former_end = ""
@@ -368,7 +372,7 @@ class WorkerService:
                 logger.warning("%s; no new fragment begins until it answers", reason)
             case ev.LearnerBack():
                 logger.info("the learner answers again")
-            case ev.WasRefused(reason, _, RefusalCode.ACTORS):
+            case ev.WasRefused(reason, _, RefusalCode.ACTORS) if self.may_join_hub:
                 self._finish(WorkerOutcome(True, reason, found_hub=True))
             case ev.WasRefused(reason, retry, code):
                 logger.warning("the learner refused this worker: %s", reason)

@@ -67,11 +67,14 @@ _CHECKPOINT = ("aiorl.learner", "aiorl.config", "aiorl.net.protocol.ledger", "js
 TARGETS = {
     target.name: target
     for target in (
-        Target("decode", 0.3, _DECODING, 1024),
-        Target("worker_session", 0.15, _WORKER, 256),
-        Target("learner_session", 0.12, _LEARNER, 256),
+        Target("decode", 0.27, _DECODING, 1024),
+        Target("worker_session", 0.12, _WORKER, 256),
+        Target("learner_session", 0.11, _LEARNER, 256),
+        Target("hub_session", 0.04, ("aiorl.actors.hub_session",), 256),
+        Target("actor_session", 0.03, ("aiorl.actors.actor_session",), 256),
+        Target("actor_values", 0.03, ("aiorl.actors.values",), 256),
         Target("crowd", 0.02, _LEARNER, 16),
-        Target("graph", 0.1, ("aiorl.acting",), 4096),
+        Target("graph", 0.07, ("aiorl.acting",), 4096),
         Target("graph_bytes", 0.02, ("aiorl.acting.graph_limits",), 512),
         Target("acting", 0.05, _ACTING, 4096),
         Target("nested", 0.02, ("aiorl.data.nested_codec",), 512),

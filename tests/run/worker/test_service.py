@@ -341,6 +341,19 @@ async def test_a_waiting_worker_leaves_immediately_when_stopped(waits: dict[str,
     await both.close()
 
 
+async def test_a_worker_of_a_run_does_not_leave_it_for_a_hub_of_actors() -> None:
+    both = InProcess(FakeAlgorithm)
+    both.start()
+    both.workers[0].may_join_hub = True
+    assert await both.source.wait_for_workers(2, 20)
+    both.go_on()
+    await both.updates_done(1)
+    both.deliver(Refused("a hub", retry=True, code=RefusalCode.ACTORS))
+    await both.updates_done(len(both.updates) + 2)
+    await both.close()
+    assert both.outcomes[0].result().status == RUN_IS_OVER
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [(RefusalCode.VIOLATION, FAILED), (RefusalCode.VERSION, HOPELESS)]
 )
