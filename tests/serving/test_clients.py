@@ -97,7 +97,7 @@ class Worker:
 def ports(tmp_path: Path) -> Iterator[Ports]:
     (tmp_path / "logs").mkdir()
     made = Ports()
-    made.open(tmp_path, None, 0, None)
+    made.open(tmp_path, clients=0)
     yield made
     made.close()
 
@@ -335,7 +335,7 @@ class Run:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
-    page = (ROOT / "docs/clients.md").read_text("utf-8")
+    page = (ROOT / "docs/browsers.md").read_text("utf-8")
     (tmp_path / "client.mjs").write_text(page.partition("```javascript\n")[2].partition("```")[0])
     (tmp_path / "game.mjs").write_text((Path(__file__).parent / "cartpole.mjs").read_text())
     run = Run(tmp_path / "run", "--stop-return", "475")
