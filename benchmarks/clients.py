@@ -54,7 +54,7 @@ def clients_act() -> list[Figure]:
         serve = ["-m", "aiorl.serve", run_dir, "--port", "0"]
         with (
             _started(serve, r"at (http:\S+)") as serving_url,
-            aiorl.PolicyClient(training_url, timeout_s=_START_S) as training,
+            aiorl.PolicyClient(training_url) as training,
             aiorl.PolicyClient(serving_url) as serving,
         ):
             _play(training)  # until the learner has its pace

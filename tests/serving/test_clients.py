@@ -382,7 +382,7 @@ def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
 def test_a_run_without_clients_says_so_and_warns_of_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "--algo", "impala", "--xla", "off")
     log = tmp_path / "run/log.txt"
-    with aiorl.PolicyClient(run.url, timeout_s=120.0) as client:
+    with aiorl.PolicyClient(run.url) as client:
         client.session().close()  # the first update is compiled
         wait_until(lambda: "clients: 0 sessions are open" in log.read_text(), 60)
     run.end()
