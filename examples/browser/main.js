@@ -18,6 +18,19 @@ function open() {
   return kind === "http" ? HttpPolicy.open(url, token) : SocketPolicy.open(url, token);
 }
 
+// Open a policy; a run in training has room for a game once its first update is compiled.
+async function openWhenReady() {
+  for (;;) {
+    try {
+      return await open();
+    } catch (error) {
+      if (error.status !== 503 || !isPlaying) throw error;
+      show("problem", error.message);
+      await waiting(1);
+    }
+  }
+}
+
 async function playEpisode(policy) {
   game.reset();
   while (isPlaying && !game.isOver) {
@@ -42,7 +55,8 @@ async function play() {
   form.querySelector("button").textContent = "Stop";
   show("problem", "");
   try {
-    const policy = await open();
+    const policy = await openWhenReady();
+    show("problem", "");
     while (isPlaying) await playEpisode(policy);
     await policy.close();
   } catch (error) {

@@ -46,7 +46,7 @@ export class HttpPolicy {
     const request = { method, headers: this.headers, body: JSON.stringify(keys) };
     // a browser says no more: the server is not there, or does not let this page in
     const response = await fetch(this.url + path, request).catch(() => ({ json: () => ({ error: UNREACHED }) }));
-    return checked(await response.json());
+    return checked(await response.json(), response.status);
   }
 
   async act(observation, reward) {
@@ -73,7 +73,12 @@ export class SocketPolicy {
       socket.onclose = () => reject(new Error(UNREACHED));
     });
     const policy = new SocketPolicy(socket);
-    policy.session = (await policy.ask("open", {})).session;
+    try {
+      policy.session = (await policy.ask("open", {})).session;
+    } catch (error) {
+      socket.close();
+      throw error;
+    }
     return policy;
   }
 
@@ -95,7 +100,8 @@ export class SocketPolicy {
     this.lastId += 1;
     const answer = new Promise((resolve, reject) => this.answers.set(this.lastId, { resolve, reject }));
     this.socket.send(JSON.stringify({ id: this.lastId, do: what, ...keys }));
-    return checked(await answer);
+    const { status, ...fields } = await answer;
+    return checked(fields, status);
   }
 
   async act(observation, reward) {
@@ -112,7 +118,8 @@ export class SocketPolicy {
   }
 }
 
-function checked(answer) {
-  if (answer.error) throw new Error(answer.error);
+// A refusal becomes an error with its status of HTTP; 503 means that the server may answer in a second.
+function checked(answer, status) {
+  if (answer.error) throw Object.assign(new Error(answer.error), { status });
   return answer;
 }
