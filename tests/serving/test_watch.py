@@ -428,7 +428,7 @@ def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
         .startswith(f"  ssh -L {port}:127.0.0.1:{port} host1")
     )
     with pytest.raises(ConfigError, match=r"web must be PORT or HOST:PORT.*not '0\.0\.0\.0'"):
-        Ports().open(run, "0.0.0.0", None, None)
+        Ports().open(run, page="0.0.0.0")
 
 
 # In a browser
