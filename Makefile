@@ -101,10 +101,11 @@ fuzz: $(STAMP)  ## fuzz the parsers of untrusted data for 10 minutes; make fuzz 
 	@$(PIP) atheris
 	@$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) $(if $(TARGETS),--targets $(TARGETS))
 
-picture: $(LEARNER)  ## train CartPole-v1 again, and put its learning curve into docs/learning_curve.png
+picture: $(STAMP)  ## train CartPole-v1 again, and write the pictures of docs/: its curve, and pages by chromium
 	@folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT \
 		&& $(BIN)/aiorl train --env CartPole-v1 --algo ppo --num-workers 2 --stop-return 475 --run-dir $$folder/run \
-		&& cp $$folder/run/learning_curve.png docs/
+		&& cp $$folder/run/learning_curve.png docs/ \
+		&& PYTHONPATH=tests/support $(BIN)/python tests/support/pictures.py $$folder/run
 
 docs: $(STAMP)  ## build the documentation site in site/
 	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'

@@ -71,6 +71,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         token: str | None = None,
         *,
         timeout_s: float = 60.0,
+        ready_timeout_s: float = 300.0,
         tls: ssl.SSLContext | None = None,
         local: bool = False,
         keys: str | None = None,
@@ -81,6 +82,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             url: address of the server, such as ``http://localhost:8000`` or ``wss://host:8000``.
             token: the server's token.
             timeout_s: seconds within which an answer has to come.
+            ready_timeout_s: seconds within which a server has to have room for a session; a run
+                that compiles its first update has none.
             tls: context that knows the server's certificate; None = the system's.
             local: True for a run in training: this process becomes one of its workers and acts by
                 itself, by the newest weights. It needs aiorl, and there can be one in a process.
@@ -95,6 +98,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         self._url = f"{url.rstrip('/')}/ws"
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._timeout_s = timeout_s
+        self._ready_timeout_s = ready_timeout_s
         self._tls = tls
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -127,8 +131,8 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     def session(self, policy: str | None = None, *, train: bool = True) -> PolicySession:
         """Return a session, for episodes one after the other; with the errors of `act`.
 
-        A server that has no room for it yet, like a run without workers, is asked again for
-        ``timeout_s``.
+        A server that has no room for it yet, like a run without workers or one that compiles its
+        first update, is asked again for ``ready_timeout_s``.
 
         Args:
             policy: name of the policy; None = the only one.
@@ -138,7 +142,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         return PolicySession(self, self._patiently("open", train=train, **keys)["session"])
 
     def _patiently(self, do: str, **keys: Any) -> dict[str, Any]:
-        end = time.monotonic() + self._timeout_s
+        end = time.monotonic() + self._ready_timeout_s
         while True:
             try:
                 return self.ask(do, **keys)

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_origin
 
 from aiorl.config import deep_update
 from aiorl.config.command_line import Parser, spelt, usage_error
@@ -98,6 +98,7 @@ _SHOWN = {
         "insecure": "",
         "web": "PORT",
         "client_port": "PORT",
+        "allow_origin": "URL",
     },
 }
 """Keys that the help shows, and the placeholders of their values."""
@@ -227,7 +228,9 @@ def parse_learner_args(
     }
     for name, value in options.items():
         is_final = value is True or (name in texts and value != "null")
-        if not is_final:
+        if isinstance(value, list):  # the values of an option that can be repeated
+            value = [part for text in value for part in _as_list(parse_value(text))]
+        elif not is_final:
             value = parse_value(value)
         _set(args, name, value, _flag(name))
     return args
@@ -289,8 +292,11 @@ def _parser(config_class: type[CommonConfig], argv: Sequence[str]) -> Parser:
         for name, metavar in names.items():
             text = meaning_of.get(name, "").replace("%", "%%")
             if metavar:
-                text += _notes(config_class.model_fields[name])
-                group.add_argument(_flag(name), metavar=metavar, help=text)
+                declared = config_class.model_fields[name]
+                text += _notes(declared)
+                # several values of a list are given one by one, or as one list
+                action = "append" if get_origin(declared.annotation) is list else "store"
+                group.add_argument(_flag(name), action=action, metavar=metavar, help=text)
             else:
                 group.add_argument(_flag(name), action="store_true", help=text)
     group = parser.add_argument_group("settings")
@@ -345,6 +351,10 @@ def _class_to_explain(argv: Sequence[str], config_class_of: ConfigClassOf) -> ty
         return config_class_of(str(peek.parse_known_args(argv)[0].algo))
     except ConfigError:
         return CommonConfig
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _set(args: LearnerArgs, dotted: str, value: Any, typed: str) -> None:

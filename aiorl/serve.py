@@ -30,6 +30,8 @@ _EXAMPLES = """examples:
   python -m aiorl.serve easy=runs/mine/checkpoints/checkpoint-000020 hard=runs/mine --host 0.0.0.0 \\
       --token-file token --tls-cert cert.pem --tls-key key.pem
   curl https://HOST:8000/act -H "Authorization: Bearer $(cat token)" -d '{"policy": "hard", "observation": [...]}'
+  # for web pages of another server
+  python -m aiorl.serve runs/mine --allow-origin http://localhost:8080
   # the newest checkpoint of a run in training; a tenth of the requests for an export
   python -m aiorl.serve game=runs/mine game=exported/onnx --follow --share 0.1
   # episodes as data for aiorl train --input and aiorl estimate
@@ -90,6 +92,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--log-level", choices=("DEBUG", "INFO", "WARNING"), help="Level of the log (INFO)."
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        dest="allow_origins",
+        metavar="URL",
+        help=(
+            "Let web pages of this origin, such as https://game.example, use the server; repeatable."
+            " '*' lets all pages that send the token."
+        ),
     )
     add_web_options(parser, port=8000)
     options = parser.parse(_with_follow_at_the_end(sys.argv[1:] if argv is None else argv))

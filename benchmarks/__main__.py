@@ -39,6 +39,7 @@ MODULES = (
     "startup",
     "library",
     "serve",
+    "clients",
     "attacks",
     "offline",
     "replay",

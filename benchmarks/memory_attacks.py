@@ -117,7 +117,7 @@ def memory_of_client_port() -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "logs").mkdir()
         ports = Ports()
-        ports.open(Path(folder), None, 0, None)
+        ports.open(Path(folder), clients=0)
         env = resolve_env("external")(
             EnvContext({**config, **ports.gate, "max_concurrent": SESSIONS})
         )

@@ -28,7 +28,18 @@ GENERATED = {"docs/config.md", "docs/presets.md", "docs/requirements.md", "docs/
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [name for page in PAGES if (name := str(page.relative_to(ROOT))) != "docs/requirements.md"]
 ALGORITHM_PAGES = [name for name in NAMES if name.startswith("docs/algorithms/")]
-LANGUAGES = {"sh", "python", "python file", "yaml", "json", "text", "javascript", "cpp", "csharp"}
+LANGUAGES = {
+    "sh",
+    "python",
+    "python file",
+    "yaml",
+    "json",
+    "text",
+    "javascript",
+    "cpp",
+    "csharp",
+    "nginx",
+}
 """Languages of blocks: commands are parsed here, Python runs in tests/examples/test_pages.py, the
 others are shown."""
 

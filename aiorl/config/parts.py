@@ -133,6 +133,7 @@ class FilesPart:
         config: all keys as plain data without secrets, for the loggers.
         web: port of the run's page; None = it has none.
         client_port: port for clients that play episodes; None = there is none.
+        allow_origin: origins whose web pages may be such clients.
         advertise: addresses by which other hosts reach the learner; None = those of the ports.
     """
 
@@ -140,6 +141,7 @@ class FilesPart:
     config: Mapping[str, Any]
     web: int | str | None
     client_port: int | str | None
+    allow_origin: Sequence[str]
     advertise: str | None
 
 
@@ -261,6 +263,7 @@ class RunParts:
                 config=without_secrets(settings),
                 web=config.web,
                 client_port=config.client_port,
+                allow_origin=config.allow_origin,
                 advertise=config.advertise,
             ),
         )

@@ -350,6 +350,9 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
     """Port, or HOST:PORT, at which clients play the episodes of an external environment (env:
     external), over HTTP and WebSocket; 0 picks a free port. On loopback, it answers to this user's
     processes. Others need the token in client.token in the run directory."""
+    allow_origin: list[str] = _hosts([], place=True)
+    """Origins of web pages that may be clients at client_port, such as https://game.example; "*"
+    lets all pages that send the token."""
     max_worker_restarts: int = _hosts(3, ge=0, place=False)
     """Restarts of a local worker before the learner gives up on it; a healthy period resets the
     count."""

@@ -175,16 +175,16 @@ def _space_from_dict(
             case "Discrete":
                 dtype = _dtype(data.get("dtype", "int64"))
                 size = _integer(data["n"])
-                first = _integer(data["start"])
+                first = _integer(data.get("start", 0))
                 return spaces.Discrete(size, start=first, dtype=dtype.type)
             case "MultiBinary":
                 if isinstance(data["n"], int):
                     return spaces.MultiBinary(room.shape([data["n"]])[0])
                 return spaces.MultiBinary(room.shape(data["n"]))
             case "MultiDiscrete":
-                dtype = _dtype(data["dtype"])
+                dtype = _dtype(data.get("dtype", "int64"))
                 nvec = np.asarray(data["nvec"], dtype=dtype)
-                start = np.asarray(data["start"], dtype=dtype)
+                start = np.asarray(data.get("start", np.zeros_like(nvec)), dtype=dtype)
                 return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
             case "Tuple":
                 parts = [_space_from_dict(part, depth + 1, room) for part in data["spaces"]]

@@ -187,6 +187,14 @@ class BaseEnv(ABC):
             EnvError: an environment failed.
         """
 
+    def waits_for(self) -> str:
+        """Return for whom ``poll`` waits now, if it may take any time, such as "clients"; "" if it
+        doesn't wait, or waits for the environment itself.
+
+        It is called in any thread.
+        """
+        return ""
+
     def try_reset(self, env_id: Any) -> dict[Any, Any] | str | None:
         """Begin a new episode in one environment.
 

@@ -1,13 +1,16 @@
 """ExternalEnv: user code is in control. It asks for actions, or reports those it took, instead of
 being stepped.
 
-One lock and one condition serve all episodes, so any number of client threads can drive any number
-of episodes. Each episode is driven by one thread at a time. A client's mistake is raised in its own
-thread and never published, because the thread that polls also serves all other clients.
+One lock serves all episodes, so any number of client threads can drive any number of episodes. Each
+episode is driven by one thread at a time. A publication wakes the thread that polls, and an answer
+wakes its own client alone: with a common condition, each of 32 clients would wake all others at
+each step. A client's mistake is raised in its own thread and never published, because the thread
+that polls also serves all other clients.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import uuid
@@ -24,6 +27,7 @@ from aiorl.env.base_env import ALL_AGENTS, MAX_GONE_AGENTS, BaseEnv, ByAgent, Po
 from aiorl.env.checks import NestedCheck, action_fault, as_rewards
 from aiorl.env.gym_like import copied
 from aiorl.errors import (
+    AiorlError,
     BadObservationError,
     ClosedEpisodeError,
     ConfigError,
@@ -35,6 +39,9 @@ from aiorl.errors import (
 )
 from aiorl.text import shortened
 
+OnAnswer = Callable[[ByAgent | AiorlError], None]
+"""Function that takes the actions of a publication, or the error in place of them, in the thread
+that polls or ends the episode."""
 ACTION_TIMEOUT_S = 60.0
 """Longest wait of a client for an action."""
 
@@ -152,6 +159,16 @@ class _ClientDriven:
             episode_id: id that ``start_episode`` returned.
         """
         self._episodes.cut(episode_id)
+
+    def waits_for(self) -> str:
+        """Return for whom the sampler waits now, in plain words; "" while it doesn't.
+
+        It is called in any thread.
+        """
+        return "the clients of the environment" if self._episodes.is_waiting else ""
+
+    def after_answers(self) -> None:
+        """Act on it that waiting clients have their actions now; by default do nothing."""
 
     def _ask(
         self,
@@ -545,6 +562,11 @@ class ExternalBaseEnv(BaseEnv):
     def send_actions(self, action_dict: Mapping[Any, ByAgent]) -> None:
         """Answer the waiting clients; episodes that have ended are ignored."""
         self.env._episodes.answer(action_dict)
+        self.env.after_answers()
+
+    def waits_for(self) -> str:
+        """See `BaseEnv.waits_for`."""
+        return self.env.waits_for()
 
     def place_of(self, env_id: Any) -> tuple[str, int]:
         """See `BaseEnv.place_of`; an episode is not a copy, so its index is 0."""
@@ -574,6 +596,10 @@ def _space_of(agent_id: Any, space: Any) -> tuple[Any, Any]:
     dict.
     """
     return (agent_id, space[agent_id]) if _is_by_agent(space) else (None, space)
+
+
+def _stopped() -> SamplerDied:
+    return SamplerDied("the sampler of this external environment has stopped")
 
 
 def _check_hashable(episode_id: Any) -> None:
@@ -615,8 +641,8 @@ class _Episode:
         pending: publication that has not been polled yet.
         published: number of publications so far; the latest has this number minus 1.
         polled: number of the publication polled last; -1 for none.
-        waiting_for: number of the publication that a client waits for; -1 for none.
-        answered: number of the publication answered last; -1 for none.
+        on_answer: takes the actions for the newest publication; None if no client waits.
+        asked_at: time of that publication.
         live: latest observation of each agent that is not done.
         acted: agents that were observed at least twice, so there are rows of them.
         gone: agents whose own flag was published, the latest ones, as the keys of a dict.
@@ -627,9 +653,8 @@ class _Episode:
     pending: _Published | None = None
     published: int = 0
     polled: int = -1
-    waiting_for: int = -1
-    answered: int = -1
-    actions: ByAgent = field(default_factory=dict)
+    on_answer: OnAnswer | None = None
+    asked_at: float = 0.0
     rewards: dict[Any, float] = field(default_factory=dict)
     dones: dict[Any, bool] = field(default_factory=dict)
     infos: dict[Any, dict[str, Any]] = field(default_factory=dict)
@@ -642,11 +667,16 @@ class _Episode:
         obs: ByAgent,
         off_policy: ByAgent | None = None,
         **end: bool,
-    ) -> int:
-        """Copy the arguments for the next poll; return the number of this publication."""
+    ) -> None:
+        """Copy the arguments for the next poll."""
         self.pending = _Published(copied(obs), copied(off_policy), **end)
         self.published += 1
-        return self.published - 1
+
+    def take_on_answer(self) -> OnAnswer | None:
+        """Return the function that takes the actions, and stop waiting for them."""
+        on_answer = self.on_answer
+        self.on_answer = None
+        return on_answer
 
     def add_to(self, poll: Poll, episode_id: Hashable) -> None:
         """Move the pending publication into a poll, with everything logged before it."""
@@ -682,6 +712,9 @@ class EpisodeTable:
     """All episodes of one external environment.
 
     Attributes:
+        is_polled: set once the sampler asks for publications, and at the end.
+        is_waiting: True while the sampler waits for publications.
+        is_stopped: True at the end; all waiting clients are released.
         done_agents_return: True if done agents can be observed again in their episode; the sampler
             handles them.
         ends_need_obs: True if the end of an episode requires an observation of every live agent.
@@ -701,16 +734,18 @@ class EpisodeTable:
             raise ConfigError(
                 f"max_concurrent is {max_concurrent}, expected at least 1.", key="max_concurrent"
             )
+        self.is_polled = threading.Event()
+        self.is_waiting = False
         self.done_agents_return = False
         self.ends_need_obs = True
         self._max_concurrent = max_concurrent
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # the thread that polls waits for it
         self._active: dict[Hashable, _Episode] = {}
         self._closing: dict[Hashable, _Episode] = {}
         self._ended: dict[Hashable, bool] = {}
         """True for an id that timed out; oldest first."""
-        self._stopped = False
+        self.is_stopped = False
 
     def start(self, episode_id: Hashable | None, training_enabled: bool) -> Any:
         """Open an episode and return its id.
@@ -792,27 +827,61 @@ class EpisodeTable:
                 withdrawn; a later answer is dropped.
             SamplerDied: the sampler has stopped.
         """
+        answer: queue.SimpleQueue[ByAgent | AiorlError] = queue.SimpleQueue()
+        self.submit(episode_id, obs, off_policy_actions, answer.put)
+        try:
+            actions = answer.get(timeout=timeout_s)
+        except queue.Empty:
+            self._withdraw(episode_id, answer.put, timeout_s)
+            actions = answer.get()  # that of the last moment, or the error
+        if isinstance(actions, AiorlError):
+            raise actions
+        return actions
+
+    def submit(
+        self,
+        episode_id: Hashable,
+        obs: ByAgent,
+        off_policy_actions: ByAgent | None,
+        on_answer: OnAnswer,
+    ) -> None:
+        """Publish observations, and have the policy's actions passed to a function.
+
+        Raises:
+            ClosedEpisodeError: the episode is unknown or ended, or actions of it are under way.
+            EnvContractError: a done agent is observed again; nothing was published.
+            SamplerDied: the sampler has stopped.
+        """
         with self._changed:
             episode = self._get(episode_id)
             self._check_agents(episode_id, episode, obs)
-            number = episode.publish(obs, off_policy_actions)
-            episode.waiting_for = number
-            try:
-                self._changed.notify_all()
-                deadline = time.monotonic() + timeout_s
-                while episode.answered != number:
-                    self._check_polled()
-                    if episode_id not in self._active:
-                        raise ClosedEpisodeError(episode_id, "dropped")
-                    remaining_s = deadline - time.monotonic()
-                    if remaining_s <= 0:
-                        episode.pending = None
-                        raise EpisodeTimeout(episode_id, timeout_s)
-                    self._changed.wait(remaining_s)
-                return episode.actions
-            finally:
-                episode.waiting_for = -1
-                episode.heard_at = self._clock()
+            episode.publish(obs, off_policy_actions)
+            episode.on_answer = on_answer
+            episode.asked_at = self._clock()
+            self._changed.notify()
+
+    def time_out(self, timeout_s: float) -> None:
+        """Withdraw the publications that have waited for actions for longer than `timeout_s`."""
+        limit = self._clock() - timeout_s
+        with self._changed:
+            late = [
+                (episode_id, episode.on_answer)
+                for episode_id, episode in self._active.items()
+                if episode.on_answer is not None and episode.asked_at < limit
+            ]
+        for episode_id, on_answer in late:
+            self._withdraw(episode_id, on_answer, timeout_s)
+
+    def _withdraw(self, episode_id: Hashable, on_answer: OnAnswer, timeout_s: float) -> None:
+        """Answer a publication by the error that no action arrived, unless it is answered now."""
+        with self._changed:
+            episode = self._active.get(episode_id)
+            if episode is None or episode.on_answer != on_answer:
+                return
+            episode.take_on_answer()
+            episode.pending = None
+            episode.heard_at = self._clock()
+        on_answer(EpisodeTimeout(episode_id, timeout_s))
 
     def end(self, episode_id: Hashable, obs: ByAgent, *, is_cut: bool = False) -> None:
         """Publish the final observations and close the episode, without waiting; `is_cut` makes it
@@ -829,7 +898,7 @@ class EpisodeTable:
             self._check_agents(episode_id, episode, obs, last=True)
             episode.publish(obs, is_last=not is_cut, is_cut=is_cut)
             self._closing[episode_id] = self._active.pop(episode_id)
-            self._changed.notify_all()
+            self._changed.notify()
 
     def cut(self, episode_id: Hashable) -> None:
         """Close an episode as truncated after its last observations; unknown ones are ignored."""
@@ -841,7 +910,10 @@ class EpisodeTable:
             if episode.published:
                 episode.publish(episode.live, is_cut=True)
                 self._closing[episode_id] = episode
-            self._changed.notify_all()
+            on_answer = episode.take_on_answer()
+            self._changed.notify()
+        if on_answer is not None:
+            on_answer(ClosedEpisodeError(episode_id, "dropped"))
 
     def take(self, is_alive: Callable[[], bool], idle_timeout_s: float | None) -> Poll:
         """Wait for publications and return one of each episode that has any; empty if no more can
@@ -853,6 +925,7 @@ class EpisodeTable:
                 None = never.
         """
         poll = Poll.empty()
+        self.is_polled.set()
         with self._changed:
             while True:
                 if idle_timeout_s is not None:
@@ -860,10 +933,12 @@ class EpisodeTable:
                 for episode_id, episode in [*self._closing.items(), *self._active.items()]:
                     if episode.pending is not None:
                         episode.add_to(poll, episode_id)
-                if poll.obs or self._stopped or not is_alive():
+                if poll.obs or self.is_stopped or not is_alive():
                     break
                 # Nothing announces a client's silence, so it is looked for ten times a second.
+                self.is_waiting = True
                 self._changed.wait(0.1)
+            self.is_waiting = False
             for episode_id, dones in poll.dones.items():
                 if dones[ALL_AGENTS]:
                     del self._closing[episode_id]
@@ -874,18 +949,31 @@ class EpisodeTable:
 
     def answer(self, actions: Mapping[Hashable, ByAgent]) -> None:
         """Give each episode the actions for its last polled publication; ended ones are ignored."""
+        answers = []
         with self._changed:
+            now = self._clock()
             for episode_id, by_agent in actions.items():
                 episode = self._active.get(episode_id)
-                if episode is not None and episode.polled >= 0:
-                    episode.actions = by_agent
-                    episode.answered = episode.polled
-            self._changed.notify_all()
+                # a client that gave up may have published again, which is not polled yet
+                if episode is None or episode.polled != episode.published - 1:
+                    continue
+                on_answer = episode.take_on_answer()
+                if on_answer is not None:
+                    episode.heard_at = now
+                    answers.append((on_answer, by_agent))
+        for on_answer, by_agent in answers:
+            on_answer(by_agent)
 
     def stop(self) -> None:
         """Release all waiting threads: the sampler has stopped."""
-        self._stopped = True
+        self.is_stopped = True
+        self.is_polled.set()
         self.wake()
+        with self._changed:
+            waiting = [episode.take_on_answer() for episode in self._active.values()]
+        for on_answer in waiting:
+            if on_answer is not None:
+                on_answer(_stopped())
 
     def wake(self) -> None:
         """Make a waiting ``take`` check its conditions again."""
@@ -906,8 +994,8 @@ class EpisodeTable:
         return episode
 
     def _check_polled(self) -> None:
-        if self._stopped:
-            raise SamplerDied("the sampler of this external environment has stopped")
+        if self.is_stopped:
+            raise _stopped()
 
     def _check_agents(
         self,
@@ -920,7 +1008,7 @@ class EpisodeTable:
         """Raise an error if another thread drives the episode or the observations break a rule of
         the sampler.
         """
-        if episode.waiting_for >= 0:
+        if episode.on_answer is not None:
             raise ClosedEpisodeError(episode_id, "driven by two threads at the same time")
         for agent_id in obs:
             if agent_id in episode.gone and not self.done_agents_return:
@@ -944,5 +1032,5 @@ class EpisodeTable:
     def _close_silent(self, idle_timeout_s: float) -> None:
         limit = self._clock() - idle_timeout_s
         for episode_id, episode in list(self._active.items()):
-            if episode.waiting_for < 0 and episode.heard_at <= limit:
+            if episode.on_answer is None and episode.heard_at <= limit:
                 self.cut(episode_id)

@@ -199,7 +199,12 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
 
 
 def _check_settings(config: CommonConfig, env: Any, kind: EnvKind) -> None:
-    check_ports(config.web, config.client_port, has_clients=hasattr(env, "has_clients"))
+    check_ports(
+        page=config.web,
+        clients=config.client_port,
+        allow_origins=config.allow_origin,
+        has_clients=hasattr(env, "has_clients"),
+    )
     if kind.is_external:
         key = "num_envs_per_worker"
         number = config.num_envs_per_worker

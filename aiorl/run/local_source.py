@@ -34,6 +34,7 @@ from aiorl.net.protocol.roster import Worker
 from aiorl.net.protocol.worker_session import WorkerSession, WorkerSettings, WorkerState
 from aiorl.net.transport.endpoint import EndpointStats
 from aiorl.net.wire.messages import (
+    WAITING_FOR,
     Arrays,
     DownMessage,
     PolicyArrays,
@@ -306,10 +307,18 @@ class LocalSource(Source):
         """See `Source`."""
         return self._status
 
+    def waits_for_others(self) -> bool:
+        """See `Source`."""
+        unit = None if self._worker is None else self._worker.unit
+        return unit is not None and bool(unit.waits_for())
+
     def waiting_for(self) -> str:
         """See `Source`."""
         text = f"this process is {self._status}"
         unit = None if self._worker is None else self._worker.unit
+        waits_for = "" if unit is None else unit.waits_for()
+        if waits_for:
+            return f"this process is {WAITING_FOR}{waits_for}"
         if unit is not None and unit.in_env_s > 1:
             text += f" ({unit.in_env_s:.0f} s in one step)"
         return text

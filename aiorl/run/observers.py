@@ -248,7 +248,13 @@ class RunFiles(Observer):
         settings = self._settings
         users = make_loggers(settings.loggers, path.absolute(), settings.config)
         self._loggers.append(users)
-        self.ports.open(path, settings.web, settings.client_port, settings.advertise)
+        self.ports.open(
+            path,
+            page=settings.web,
+            clients=settings.client_port,
+            allow_origins=settings.allow_origin,
+            advertise=settings.advertise,
+        )
 
     def env_settings(self) -> Mapping[str, Any]:
         """Tell environments where clients come in."""

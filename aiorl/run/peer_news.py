@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from aiorl.net.protocol import calls, events as ev
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.protocol.roster import Worker
+from aiorl.net.wire.messages import WAITING_FOR
 from aiorl.process.log_once import EventRates
 from aiorl.run.core import DeltaLeftOut, FragmentRefused, News, UpdateSkipped
 from aiorl.run.ports import Tell
@@ -103,12 +104,20 @@ class PeerNews:
                 what = without_numbers(message)
                 self.report("failures of workers", slot, text, logging.ERROR, what=what, host=host)
             case ev.LeaseOverdue(slot, fragments, waited_s):
+                name = _named(slot, self.session.host_of(slot))
+                state = self.session.state_of(slot)
                 text = (
-                    f"{_named(slot, self.session.host_of(slot))} is alive, but has sent nothing for"
-                    f" {waited_s:.0f} s: the {fragments} fragments that it owes are leased to"
-                    " others"
+                    f"{name} is alive, but has sent nothing for {waited_s:.0f} s: the {fragments}"
+                    " fragments that it owes are leased to others"
                 )
-                self.report("workers that bring nothing", slot, text, logging.WARNING)
+                level = logging.WARNING
+                if state.startswith(WAITING_FOR):
+                    text = (
+                        f"{name} is {state}. The {fragments} fragments that it owes are leased to"
+                        " others meanwhile"
+                    )
+                    level = logging.INFO
+                self.report("workers that bring nothing", slot, text, level)
             case ev.CallReplied(slot, _, method=calls.STACKS, ok=True, result=result):
                 answer = result if isinstance(result, str) else "(no answer)"
                 stacks = many_lines(answer, _MAX_STACKS)

@@ -220,6 +220,11 @@ class RemoteSource(Source):
             f"the update is compiled; waiting for workers: {num_present} of {num_wanted} are here"
         )
 
+    def waits_for_others(self) -> bool:
+        """See `Source`."""
+        workers = self.workers()
+        return bool(workers) and all(worker.waits_for_others for worker in workers)
+
     def waiting_for(self) -> str:
         """See `Source`. Names the state of each worker, or the command with which one joins."""
         workers = self.workers()

@@ -337,7 +337,8 @@ class Run:
             ):
                 warned_at = now
                 waiting = self._evaluations.holds_up or training.source.waiting_for()
-                self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", logging.WARNING)
+                level = logging.INFO if training.source.waits_for_others() else logging.WARNING
+                self._tell(f"no update for {training.silent_s:.0f} s: {waiting}", level)
             await asyncio.sleep(0.5)
 
     def _close_display(self) -> None:

@@ -59,6 +59,9 @@ class Source(Protocol):
     def status(self) -> str:
         """Current work or wait, before the first update."""
 
+    def waits_for_others(self) -> bool:
+        """Return whether sampling waits for others than this run, such as clients who play."""
+
     def waiting_for(self) -> str:
         """Return the reason why nothing happens, in plain words."""
 

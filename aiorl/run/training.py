@@ -210,6 +210,9 @@ class Training:
         except ConfigError:
             self.is_misconfigured = True
             raise
+        if any(observer.env_settings() for observer in self._observers):
+            # or clients would wait for actions while the first update is compiled
+            await self.compiled()
         # from here on workers sample, also while the update is compiled
         self.results.begin_rates(time.monotonic())
         self.core.is_enough = lambda: self.iteration.is_due() and self._needs_standstill()

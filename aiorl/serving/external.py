@@ -9,13 +9,15 @@ all sessions of an environment are answered together.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import itertools
 import logging
+import queue
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,7 @@ from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, number, parse_value
 from aiorl.web.access import token_in, token_of
 from aiorl.web.app import (
+    RETRY_SOON,
     App,
     JsonHandler,
     Refusal,
@@ -59,7 +62,15 @@ logger = logging.getLogger(__name__)
 Fields = dict[str, Any]
 """Request or answer, by the names of its parts."""
 
+OnAnswer = Callable[[Fields], None]
+"""Function that takes the answer to a request."""
+
+CLIENTS = "clients"
+"""Beginning of what `ClientEnv.waits_for` returns."""
 _RETRY_S = 1.0
+_TICK_S = 1.0
+_MAX_MESSAGE = 1 << 20
+"""Bytes of the requests, or of the answers, that are sent together."""
 _MAX_SESSIONS = 10_000
 _TTL_S = 600.0
 _MAX_MAIL = 128 << 20
@@ -108,14 +119,23 @@ class ClientEnv(ExternalMultiAgentEnv):
         self._gate: Mapping[str, Any] = config.get("gate") or {}
         self._sessions: dict[str, _Session] = {}
         self._is_over = threading.Event()
+        # answers, and the connections by which their requests came
+        self._answers: deque[tuple[ClientConnection, bytes]] = deque()
+        self._sending = threading.Lock()
         self.link: ClientConnection | None = None
 
     def run(self) -> None:
         """Answer requests until the environment is closed; connect again after a loss.
 
+        It begins when the sampler first asks for observations. Until then, as while the first
+        update is compiled, clients hear that no worker is ready.
+
         Raises:
             ConfigError: the run has no client port.
         """
+        self._episodes.is_polled.wait()
+        if self._episodes.is_stopped:
+            return
         if local_worker is not None:
             local_worker.env = self
             self._is_over.wait()
@@ -132,21 +152,19 @@ class ClientEnv(ExternalMultiAgentEnv):
             max_size=None,
             proxy=None,
         )
-        with ThreadPoolExecutor(self._max_concurrent, "client") as threads:
-            while not self._is_over.is_set():
-                try:
-                    with dial(f"ws{addresses.next().removeprefix('tcp')}/workers") as self.link:
-                        addresses.confirm()
-                        while True:
-                            threads.submit(self._reply, self.link, self.link.recv(decode=False))
-                except (OSError, WebSocketException) as error:
-                    if not self._is_over.is_set():
-                        logger.warning("no connection to the client port: %s; trying again", error)
-                lost = self._sessions
-                self._sessions = {}
-                for session in list(lost.values()):  # threads that still answer may change it
-                    session.drop()
-                self._is_over.wait(_RETRY_S)
+        while not self._is_over.is_set():
+            try:
+                with dial(f"ws{addresses.next().removeprefix('tcp')}/workers") as self.link:
+                    addresses.confirm()
+                    self._talk(self.link)
+            except (OSError, WebSocketException) as error:
+                if not self._is_over.is_set():
+                    logger.warning("no connection to the client port: %s; trying again", error)
+            lost = self._sessions
+            self._sessions = {}
+            for session in lost.values():
+                session.drop()
+            self._is_over.wait(_RETRY_S)
 
     def close(self) -> None:
         """See `ExternalEnv.close`."""
@@ -155,48 +173,157 @@ class ClientEnv(ExternalMultiAgentEnv):
         if self.link is not None:
             self.link.close()
 
-    def step(
-        self, episode_id: str, obs: dict[str, Any], client_actions: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the actions for observations by agent: those that the client took, and the
-        policies' for others.
+    def publish(
+        self,
+        episode_id: str,
+        obs: dict[str, Any],
+        client_actions: dict[str, Any] | None,
+        on_answer: OnAnswer,
+    ) -> None:
+        """Publish observations by agent, and have the actions for them passed on: those that the
+        client took, and the policies' for others.
         """
-        return {**self._ask(episode_id, obs, client_actions), **(client_actions or {})}
 
-    def _reply(self, link: ClientConnection, message: bytes) -> None:
-        request = unpacked(message)
-        answer = self.answer(request["do"], request["session"], request["said"])
-        with suppress(OSError, WebSocketException):  # clients get an error from the gate
-            link.send(packed({"session": request["session"], "answer": answer}))
+        def pass_on(actions: Mapping[str, Any] | AiorlError) -> None:
+            if isinstance(actions, AiorlError):
+                on_answer(_refused(actions))
+                return
+            taken = {**actions, **(client_actions or {})}
+            on_answer({"action": taken if self.is_by_agent else taken[DEFAULT_AGENT_ID]})
+
+        self._check(episode_id, obs, client_actions)
+        self._episodes.submit(episode_id, obs, client_actions, pass_on)
+
+    def waits_for(self) -> str:
+        """See `ExternalEnv.waits_for`."""
+        num_sessions = len(self._sessions)
+        are_open = "1 session is" if num_sessions == 1 else f"{num_sessions} sessions are"
+        return super().waits_for() and f"{CLIENTS}: {are_open} open"
+
+    def after_answers(self) -> None:
+        """Send the answers to the gate that there are by now."""
+        if not self._answers:
+            return
+        with self._sending:
+            link = self.link
+            assert link is not None, "a request came by it"
+            answers = []
+            while self._answers:
+                link_of_request, answer = self._answers.popleft()
+                if link_of_request is link:  # those of a lost one have no one to go to
+                    answers.append(answer)
+            # clients of a link that is lost now get an error from the gate
+            with suppress(OSError, WebSocketException):
+                for message in _messages_of(answers):
+                    link.send(message)
 
     def answer(self, do: str, name: str, body: Mapping[str, Any]) -> Fields:
-        """Return the answer to a request of a session, with ``status`` and ``error`` if it is
-        refused.
+        """Return the answer to a request; see `submit`."""
+        answers: queue.SimpleQueue[Fields] = queue.SimpleQueue()
+        self.submit(do, name, body, answers.put)
+        while True:
+            try:
+                return answers.get(timeout=self.action_timeout_s)
+            except queue.Empty:
+                self._episodes.time_out(self.action_timeout_s)
+
+    def submit(self, do: str, name: str, body: Mapping[str, Any], on_answer: OnAnswer) -> None:
+        """Take a request of a session, and have the answer passed on, with ``status`` and ``error``
+        if it is refused.
 
         Args:
             do: "open", "act", "end" or "close".
             name: the session.
             body: the other keys of the request.
+            on_answer: takes the answer, in this thread or in the sampler's.
         """
         try:
-            if do == "open":
-                self._sessions[name] = _Session(self, flag(body, "train", True))
-                return {"session": name}
-            if do == "close":
-                return self._sessions.pop(name).drop()
-            session = self._sessions[name]
-            return {"act": session.act, "end": session.end}[do](body)
-        except (ClosedEpisodeError, EpisodeTimeout, SamplerDied, KeyError) as error:
+            if do == "act":
+                self._sessions[name].act(body, on_answer)
+                return
+            answer = self._answer_now(do, name, body)
+        except Exception as error:
+            answer = _refused(error)
+        on_answer(answer)
+
+    def _answer_now(self, do: str, name: str, body: Mapping[str, Any]) -> Fields:
+        if do == "open":
+            self._sessions[name] = _Session(self, flag(body, "train", True))
+            return {"session": name}
+        if do == "close":
+            return self._sessions.pop(name).drop()
+        return {"end": self._sessions[name].end}[do](body)
+
+    def _talk(self, link: ClientConnection) -> None:
+        """Take the requests that come by a connection, until it is lost."""
+        checked_at = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                for request in _requests_in(link.recv(timeout=_TICK_S, decode=False)):
+                    session = request["session"]
+                    on_answer = partial(self._queue, link, session)
+                    self.submit(request["do"], session, request["said"], on_answer)
+            now = time.monotonic()
+            if now - checked_at > _TICK_S:
+                checked_at = now
+                self._episodes.time_out(self.action_timeout_s)
+            self.after_answers()
+
+    def _queue(self, link: ClientConnection, session: str, answer: Fields) -> None:
+        self._answers.append((link, packed({"session": session, "answer": answer})))
+
+
+def _refused(error: Exception) -> Fields:
+    """Return the answer to a request that failed."""
+    match error:
+        case ClosedEpisodeError() | EpisodeTimeout() | SamplerDied() | KeyError():
             refusal = Refusal(
                 410, f"The session or its episode is gone: {error}. Open a new session."
             )
-        except (AiorlError, ValueError, TypeError) as error:
+        case AiorlError() | ValueError() | TypeError():
             refusal = Refusal(400, getattr(error, "message", str(error)))
-        except RuntimeError as error:  # as many episodes are open as may be
+        case RuntimeError():  # as many episodes are open as may be
             refusal = Refusal(503, str(error))
-        except Exception as error:
+        case _:
             refusal = refusal_of(error)
-        return {"status": refusal.status, "error": refusal.sentence}
+    return {"status": refusal.status, "error": refusal.sentence}
+
+
+def _messages_of(values: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield values, which are packed, as arrays of those that together have some size at most."""
+    parts = list[bytes]()
+    num_bytes = 0
+    for value in values:
+        if parts and num_bytes + len(value) > _MAX_MESSAGE:
+            yield _array_of(parts)
+            parts = []
+            num_bytes = 0
+        parts.append(value)
+        num_bytes += len(value)
+    if parts:
+        yield _array_of(parts)
+
+
+def _array_of(values: Sequence[bytes]) -> bytes:
+    return b"".join([msgpack.Packer().pack_array_header(len(values)), *values])
+
+
+def _requests_in(message: bytes) -> list[Fields]:
+    """Return the requests in a message of the gate.
+
+    Raises:
+        ConnectionError: it is none.
+    """
+    try:
+        requests = unpacked(message)
+    except Refusal as refusal:
+        raise ConnectionError(refusal.sentence) from refusal
+    if not isinstance(requests, list) or any(
+        not isinstance(request, dict) or request.keys() != {"session", "do", "said"}
+        for request in requests
+    ):
+        raise ConnectionError("The message is no list of requests.")
+    return requests
 
 
 def client_env(name: str) -> Callable[[EnvContext], ClientEnv]:
@@ -214,7 +341,7 @@ class _Session:
         self._steps = 0
         self._total = 0.0
 
-    def act(self, body: Mapping[str, Any]) -> Fields:
+    def act(self, body: Mapping[str, Any], on_answer: OnAnswer) -> None:
         check_keys(body, _OF_ACT)
         obs = self._values(body, "observation")
         client_actions = self._values(body, "action") if "action" in body else None
@@ -222,9 +349,8 @@ class _Session:
             self.drop()
         if self._episode is None:
             self._episode = self._env.start_episode(training_enabled=self._is_trained_on)
-        actions = self._publish(body, self._env.step, obs, client_actions)
+        self._publish(body, self._env.publish, obs, client_actions, on_answer)
         self._steps += 1
-        return {"action": actions if self._env.is_by_agent else actions[DEFAULT_AGENT_ID]}
 
     def end(self, body: Mapping[str, Any]) -> Fields:
         check_keys(body, _OF_END)
@@ -247,8 +373,8 @@ class _Session:
         return totals
 
     def _publish(
-        self, body: Mapping[str, Any], publish: Callable[..., Any], *args: Any, **keys: Any
-    ) -> Any:
+        self, body: Mapping[str, Any], publish: Callable[..., None], *args: Any, **keys: Any
+    ) -> None:
         """Report rewards, infos and done agents, then publish observations; a refused request adds
         no reward.
         """
@@ -264,14 +390,13 @@ class _Session:
                 rewards[agent] = number(reward, "reward")
         self._env.log_returns(self._episode, rewards, infos, dones)
         try:
-            actions = publish(self._episode, *args, **keys)
+            publish(self._episode, *args, **keys)
         except ValueError:
             self._env.log_returns(
                 self._episode, {agent: -reward for agent, reward in rewards.items()}
             )
             raise
         self._total += sum(rewards.values())
-        return actions
 
     def _values(self, body: Mapping[str, Any], key: str) -> dict[str, Any]:
         """Return the observations or the actions of a request by agent; those of unknown agents are
@@ -308,10 +433,7 @@ def _setting(config: EnvContext, key: str, read: Callable[[Any], Any], default: 
         raise ConfigError(
             f"env_config.{key} can't be used: {error}",
             key=f"env_config.{key}",
-            hint=(
-                "A space looks like {kind: Discrete, n: 2, start: 0}; docs/clients.md has all"
-                " kinds."
-            ),
+            hint=("A space looks like {kind: Discrete, n: 2}; docs/clients.md has all kinds."),
         ) from error
 
 
@@ -351,6 +473,7 @@ class _Link:
     def __init__(self, socket: WebSocket, mail: Budget) -> None:
         self.waiting: dict[str, tuple[Reply, int]] = {}
         self._socket = socket
+        self._requests: list[bytes] = []
         self._share = Share(mail)
 
     def ask(self, do: str, session: str, body: Fields) -> Reply:
@@ -366,17 +489,23 @@ class _Link:
             raise full()
         answer = Reply()
         self.waiting[session] = answer, num_bytes
-        self._socket.write([message])
+        if not self._requests:  # all requests of a turn are sent together
+            asyncio.get_running_loop().call_soon(self._send)
+        self._requests.append(message)
         return answer
 
+    def _send(self) -> None:
+        self._socket.write(_messages_of(self._requests))
+        self._requests = []
+
     def receive(self, message: bytes | str) -> None:
-        fields = msgpack.unpackb(message, object_hook=_array)
-        reply, num_bytes = self.waiting.pop(fields["session"])
-        self._share.resize(self._share.num_bytes - num_bytes)
-        answer = fields["answer"]
-        if "error" in answer:
-            answer = Refusal(answer["status"], answer["error"])
-        reply.set_result(answer)
+        for fields in msgpack.unpackb(message, object_hook=_array):
+            reply, num_bytes = self.waiting.pop(fields["session"])
+            self._share.resize(self._share.num_bytes - num_bytes)
+            answer = fields["answer"]
+            if "error" in answer:
+                answer = Refusal(answer["status"], answer["error"])
+            reply.set_result(answer)
 
     def lose(self) -> None:
         """Answer what waits for a worker that is gone."""
@@ -460,7 +589,12 @@ class Gate(App):
         check_keys(body, {"train"})
         flag(body, "train", True)
         if not self._links:
-            raise Refusal(503, "No worker is ready yet. Try again in a second.")
+            raise Refusal(
+                503,
+                "The run has no worker for clients yet: it starts, or compiles its first update."
+                " Try again in a second.",
+                RETRY_SOON,
+            )
         load = Counter(session.arm for session in self._sessions)
         number = min(self._links, key=load.__getitem__)
         session = self._sessions.open("", number)

@@ -18,7 +18,7 @@ an access log.
     # the same as a part of a program
     async with WebServer(app, options).running() as server: ...
     # the page of a run, by a process of its own
-    Ports().open(run_dir, 8265, None, None)
+    Ports().open(run_dir, page=8265)
 
 `json_response` and `Response(body)` or `Response(stream=...)` make answers; a stream ends when its
 client leaves or the server closes (`app.closing`). Raise `Refusal(400, "one sentence")` in a

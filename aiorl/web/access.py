@@ -10,12 +10,13 @@ import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from aiorl.config.addresses import is_loopback
 from aiorl.config.command_line import Parser, at_least
@@ -24,12 +25,14 @@ from aiorl.errors import ConfigError, SecurityError
 from aiorl.process.imports import require_packages
 from aiorl.process.kept_logs import MAX_BYTES
 from aiorl.text import one_line
-from aiorl.web.app import MAX_BODY_BYTES, Refusal, Request
+from aiorl.web.app import MAX_BODY_BYTES, Headers, Refusal, Request
+from aiorl.web.origins import ANY, check_token_for_any, read_origins, readable_by
 
 logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(rb"[!-~]{16,4096}")
 _MAX_TOKEN_FILE = 8192
+_TOKEN_PROTOCOL = "token."
 _PORT = re.compile(r":\d+$")
 USER = "aiorl.is_own"
 """Key of the state of a connection: True if a process of this user holds its other end."""
@@ -63,6 +66,7 @@ class WebOptions:
         tls_cert: file with its certificate chain, in PEM.
         tls_key: file with the key of the certificate, in PEM.
         access_log: file that gets a line for each request; None = no log.
+        allow_origins: origins whose pages may use it, as by `aiorl.web.origins.read_origins`.
         lets_user_in: True lets this user's processes on this host in without the token, too.
         max_body_bytes: size limit of a body or of a message of a WebSocket, in bytes.
         arrive_s: seconds in which a request has to arrive.
@@ -78,6 +82,7 @@ class WebOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     access_log: Path | None = None
+    allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     arrive_s: float = 30.0
     inherited: int | None = None
@@ -140,6 +145,9 @@ def web_options(arguments: dict[str, Any], by: str) -> WebOptions:
     options = WebOptions(
         **{name: arguments.pop(name) for name in WebOptions.__slots__ if name in arguments}
     )
+    options = replace(
+        options, allow_origins=read_origins(options.allow_origins, key="--allow-origin")
+    )
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ConfigError("--tls-cert and --tls-key need each other.", key="tls_key")
     if not (is_loopback(options.host) or options.token_file or options.is_insecure):
@@ -149,6 +157,7 @@ def web_options(arguments: dict[str, Any], by: str) -> WebOptions:
             value=options.host,
             hint="Add --token-file FILE, or --insecure to let everyone in.",
         )
+    check_token_for_any(options.allow_origins, has_token=options.token_file is not None)
     return options
 
 
@@ -192,9 +201,11 @@ class Guard:
     Without a token, and without ``--insecure``, only processes of this user on this host are let
     in. With a token, they are let in without it if the options say so.
 
-    A browser sends requests for any page that it shows. Requests of other sites' pages are refused.
-    Without a token, requests to another name than this host's are refused, too, because another
-    site could give its name this address.
+    A browser sends requests for any page that it shows. Requests of other sites' pages are refused
+    unless the options allow their origin. If they allow any, such a page has to send the token by
+    itself: that the browser is a process of this user, or knows a password, is not enough. Without
+    a token, requests to another name than this host's are refused, too, because another site could
+    give its name this address.
 
     Attributes:
         asks_user: True if each connection has to be looked up; its scopes then have `USER` in their
@@ -225,6 +236,7 @@ class Guard:
         names = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
         self.asks_user = (self._token is None or options.lets_user_in) and not options.is_insecure
         self._hosts = names if self.asks_user else None
+        self._readable = {origin: readable_by(origin) for origin in options.allow_origins}
 
     def check(self, request: Request) -> None:
         """Check a request.
@@ -233,11 +245,34 @@ class Guard:
             Refusal: it may not be answered.
         """
         host = request.header(b"host")
-        if self._token is None or not hmac.compare_digest(token_of(request), self._token):
-            self._check_user(request, host)
         origin = request.header(b"origin")
-        if origin and origin.partition("://")[2].lower() != host.lower():
-            raise Refusal(403, f"Pages of {origin:.100} may not use this server.")
+        is_trusted = (
+            not origin
+            or origin.partition("://")[2].lower() == host.lower()
+            or origin in self._readable
+        )
+        if not is_trusted and ANY not in self._readable:
+            raise Refusal(
+                403,
+                f"Pages of {origin:.100} may not use this server. --allow-origin, or the key"
+                " allow_origin of a run, lets them.",
+            )
+        token = token_of(request) if is_trusted else page_token_of(request)
+        if self._token is None or not hmac.compare_digest(token, self._token):
+            if not is_trusted:
+                raise _needs_token()
+            self._check_user(request, host)
+
+    def headers_for(self, request: Request) -> Headers:
+        """Return the headers by which a browser lets the page that has sent a request read the
+        answer; () if it may not.
+        """
+        if not self._readable:
+            return ()
+        origin = request.header(b"origin")
+        if origin in self._readable:
+            return self._readable[origin]
+        return self._readable.get(ANY, ()) if origin else ()
 
     def _check_user(self, request: Request, host: str) -> None:
         """Check a request that has no token, or a wrong one.
@@ -249,14 +284,7 @@ class Guard:
             if self._hosts is not None and _name_in(host) not in self._hosts:
                 raise Refusal(403, f"This server answers to localhost, not to {host:.100}.")
         elif self._token is not None:
-            raise Refusal(
-                401,
-                "Send the server's token: 'Authorization: Bearer TOKEN'.",
-                headers=(
-                    (b"www-authenticate", b'Basic realm="aiorl"'),
-                    (b"www-authenticate", b"Bearer"),
-                ),
-            )
+            raise _needs_token()
         elif self.asks_user:
             raise Refusal(
                 403,
@@ -270,14 +298,39 @@ def _name_in(host: str) -> str:
     return _PORT.sub("", host).lower()
 
 
+def _needs_token() -> Refusal:
+    return Refusal(
+        401,
+        "Send the server's token: 'Authorization: Bearer TOKEN'.",
+        headers=(
+            (b"www-authenticate", b'Basic realm="aiorl"'),
+            (b"www-authenticate", b"Bearer"),
+        ),
+    )
+
+
 def token_of(request: Request) -> bytes:
     """Return the token that a request carries, b"" if there is none."""
     scheme, _, value = request.header(b"authorization").partition(" ")
     if scheme.lower() == "basic":  # a browser's: any name, with the token as password
         with contextlib.suppress(ValueError):
             return base64.b64decode(value, validate=True).partition(b":")[2]
+    return page_token_of(request)
+
+
+def page_token_of(request: Request) -> bytes:
+    """Return the token that the program or page behind a request has sent by itself, and not the
+    browser on its behalf; b"" if there is none.
+
+    Pages can't set headers of a WebSocket, so there the token is the name of a protocol that the
+    page offers: ``token.``, followed by the token, percent-encoded.
+    """
+    scheme, _, value = request.header(b"authorization").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip().encode("latin-1")
+    for protocol in request.scope.get("subprotocols", ()):
+        if protocol.startswith(_TOKEN_PROTOCOL):
+            return unquote_to_bytes(protocol.removeprefix(_TOKEN_PROTOCOL))
     return b""
 
 

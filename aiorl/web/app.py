@@ -42,12 +42,18 @@ _PART_BYTES = 100
 """Cost of the object of a part of a body besides its bytes."""
 CLOSING = ((b"connection", b"close"),)
 """Headers of an answer after which the connection is closed."""
+RETRY_SOON = ((b"retry-after", b"1"),)
+"""Headers of the refusal of a request that may be answered in a second."""
 REFUSED = "aiorl.refused"
 """Key of a scope whose request was answered by its connection, without the app."""
 ROUTE = "aiorl.route"
 """Key of a scope for its route, if its connection has looked for it already."""
 ENDING = 1001
 """Code by which the server closes WebSockets when it ends."""
+PROTOCOL = "aiorl"
+"""Protocol of WebSockets, which pages name next to one that carries their token."""
+_PERMISSION_S = b"7200"
+"""Seconds for which a browser need not ask again whether a page may send a request."""
 _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 
 
@@ -286,7 +292,7 @@ def full() -> Refusal:
     return Refusal(
         503,
         "The server holds as many requests as it may. Try again later.",
-        ((b"retry-after", b"1"),),
+        RETRY_SOON,
     )
 
 
@@ -348,6 +354,13 @@ class WebSocket:
         await self._connection.writable.wait()
 
 
+def _protocol_of(request: Request) -> str | None:
+    """Return the protocol that a page offers besides one that carries its token; browsers want one
+    of them to be chosen.
+    """
+    return PROTOCOL if PROTOCOL in request.scope.get("subprotocols", ()) else None
+
+
 # Routes
 # --------------------------------------------------------------------------------------------------
 
@@ -367,6 +380,8 @@ class App:
             `WebServer` calls them without ASGI.
         check: called with each request to a route that isn't open; raises a `Refusal`. The server
             sets it.
+        headers_for: returns the headers by which a page of another origin can read the answer to
+            its request, () if there is no such page or it may not. The server sets it.
         routes: path -> its pattern, and method -> handler, and whether it is open.
         on_answer: called with each request, the status and the seconds until the answer was
             complete.
@@ -379,6 +394,7 @@ class App:
         self.max_body_bytes = MAX_BODY_BYTES
         self.budget = Budget(HELD_BYTES)
         self.check: Callable[[Request], None] = lambda request: None
+        self.headers_for: Callable[[Request], Headers] = lambda request: ()
         self.on_answer: list[Callable[[Request, int, float], None]] = []
         self.quick: dict[
             str, tuple[Callable[[bytes, Mapping[str, str]], dict[str, Any] | Reply], int]
@@ -453,15 +469,20 @@ class App:
             handle, request.names, _ = request.scope.get(ROUTE) or self.route_of(request)
             if request.method == "WEBSOCKET":
                 await receive()
-                await send({"type": "websocket.accept"})
+                await send({"type": "websocket.accept", "subprotocol": _protocol_of(request)})
                 # `receive` is a method of the connection, which ASGI has no other way to
                 await self._serve_websocket(handle, WebSocket(request, receive.__self__), send)  # type: ignore[attr-defined]
                 return 101
             response: Response = await handle(request)
         except Exception as error:
             response = failed(error)
-        await self._answer(request, response, send)
+        await self._answer(request, self.readable(request, response), send)
         return response.status
+
+    def readable(self, request: Request, response: Response) -> Response:
+        """Return an answer with the headers by which the page that asks can read it, if it may."""
+        headers = self.headers_for(request)
+        return response._replace(headers=response.headers + headers) if headers else response
 
     def note(self, request: Request, status: int, began: float) -> None:
         """Pass an answered request on to `on_answer`; `began` is a time of `time.perf_counter`."""
@@ -486,6 +507,8 @@ class App:
             if match is None:
                 continue
             route = methods.get("GET" if method == "HEAD" else method)
+            if method == "OPTIONS" and request.header(b"origin"):
+                return self._permission_for(request, methods), {}, True
             if route is None:
                 allowed = ", ".join(sorted(methods))
                 raise Refusal(
@@ -499,6 +522,31 @@ class App:
             names = {name: unquote(part) for name, part in match.groupdict().items()}
             return handle, names, is_open
         raise Refusal(404, f"There is nothing at {request.path}.")
+
+    def _permission_for(
+        self, request: Request, methods: Iterable[str]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler for a browser that asks, without a token, whether a page may send a
+        request with some method and headers.
+
+        Raises:
+            Refusal: pages of this origin may not.
+        """
+        if not self.headers_for(request):
+            self.check(request)
+        headers = (
+            (b"access-control-allow-methods", ", ".join(sorted(methods)).encode()),
+            (
+                b"access-control-allow-headers",
+                request.header(b"access-control-request-headers").encode("latin-1"),
+            ),
+            (b"access-control-max-age", _PERMISSION_S),
+        )
+
+        async def answer(request: Request) -> Response:
+            return Response(headers=headers)
+
+        return answer
 
     async def _answer(self, request: Request, response: Response, send: Send) -> None:
         kind = "websocket.http.response" if request.method == "WEBSOCKET" else "http.response"

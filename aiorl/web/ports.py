@@ -1,8 +1,9 @@
 """Ports that other processes serve for this one: the page of a run, and the port for its clients.
 
-    check_ports(8265, None, has_clients=False)  # before a run begins: the ConfigError names the key
+    # before a run begins: the ConfigError names the key
+    check_ports(page=8265, has_clients=False)
     ports = Ports()
-    ports.open(run_dir, 8265, None, None)  # requests can be sent at once
+    ports.open(run_dir, page=8265)  # requests can be sent at once
     ports.close()
 
 This process listens and hands the sockets to its children, so nothing can take a port in between. A
@@ -20,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from aiorl.errors import ConfigError
 from aiorl.process.children import DEFAULT_MAX_RESTARTS, Children, log_end
 from aiorl.process.imports import child_python, python_path
 from aiorl.web.access import WebOptions, listen, token_in, url_of, want_web
+from aiorl.web.origins import read_origins
 
 CLIENT_SECRET = "client.secret"
 """File of a run directory with the secret that lets its workers in at the port for clients."""
@@ -52,12 +55,19 @@ def _options(key: str, value: int | str, token_file: Path) -> WebOptions:
     return WebOptions(host, port, token_file=token_file, lets_user_in=is_loopback(host))
 
 
-def check_ports(page: int | str | None, clients: int | str | None, *, has_clients: bool) -> None:
+def check_ports(
+    *,
+    page: int | str | None = None,
+    clients: int | str | None = None,
+    allow_origins: Sequence[str] = (),
+    has_clients: bool,
+) -> None:
     """Check that the ports of a run can be opened; see `Ports.open`.
 
     Args:
         page: PORT or HOST:PORT of its page, None = no page.
         clients: PORT or HOST:PORT for clients, None = no such port.
+        allow_origins: origins whose pages may use the port for clients, as users write them.
         has_clients: True if clients play its environment.
 
     Raises:
@@ -70,6 +80,12 @@ def check_ports(page: int | str | None, clients: int | str | None, *, has_client
             key="client_port",
             value=clients,
             hint="Set env: external and client_port: 9900.",
+        )
+    if read_origins(allow_origins, key="allow_origin") and clients is None:
+        raise ConfigError(
+            "allow_origin is for web pages that use client_port, which is not set.",
+            key="allow_origin",
+            value=list(allow_origins),
         )
     with ExitStack() as listeners:  # both until the end, because they could be the same
         for key, value in (("web", page), ("client_port", clients)):
@@ -97,9 +113,11 @@ class Ports:
     def open(
         self,
         run_dir: Path,
-        page: int | str | None,
-        clients: int | str | None,
-        advertise: str | None,
+        *,
+        page: int | str | None = None,
+        clients: int | str | None = None,
+        allow_origins: Sequence[str] = (),
+        advertise: str | None = None,
     ) -> None:
         """Open the ports of a run.
 
@@ -107,6 +125,7 @@ class Ports:
             run_dir: directory of the run, for tokens and logs.
             page: PORT or HOST:PORT of its page, None = no page.
             clients: PORT or HOST:PORT for clients, None = no such port.
+            allow_origins: origins whose pages may use the port for clients.
             advertise: addresses of this host that the user gives, as for `dialable`.
 
         Raises:
@@ -114,11 +133,13 @@ class Ports:
             OSError: a process can't be started.
         """
         if page is not None:
-            self._open("page", page, run_dir)
+            self._open("page", page, run_dir, ())
         if clients is not None:
             # made before the other process reads it
             secret = token_in(run_dir / CLIENT_SECRET).decode()
-            host, port = self._open("clients", clients, run_dir)
+            host, port = self._open(
+                "clients", clients, run_dir, read_origins(allow_origins, key="allow_origin")
+            )
             listening = dialable(url(host, port), None if is_loopback(host) else advertise)
             addresses = [url(split_address(address)[0], port) for address in listening]
             self.gate = {"gate": {"addresses": addresses, "secret": secret}}
@@ -131,7 +152,9 @@ class Ports:
         for thread in self._threads:
             thread.join(_END_S)
 
-    def _open(self, way: str, value: int | str, run_dir: Path) -> tuple[str, int]:
+    def _open(
+        self, way: str, value: int | str, run_dir: Path, allow_origins: Sequence[str]
+    ) -> tuple[str, int]:
         """Open a port, and return its host and number."""
         key, make_app, token, niceness = _SERVERS[way]
         options = _options(key, value, run_dir / token)
@@ -151,7 +174,7 @@ class Ports:
         if not options.lets_user_in:
             self.ways[way] += f" (with the token in {token_file})"
         child = Children(
-            lambda slot: [*command, str(niceness)],
+            lambda slot: [*command, str(niceness), *allow_origins],
             [1],
             max_restarts=DEFAULT_MAX_RESTARTS,
             on_event=partial(log_end, f"the server at {self.ways[way]}, with the log {log},"),
@@ -183,10 +206,14 @@ def main() -> None:
     """Serve a port of the parent process; the arguments are those that `Ports` gives."""
     from aiorl.web.server import serve
 
-    make_app, run_dir, host, token_file, number, niceness = sys.argv[1:]
+    make_app, run_dir, host, token_file, number, niceness, *allow_origins = sys.argv[1:]
     os.nice(int(niceness))
     options = WebOptions(
-        host, token_file=Path(token_file), lets_user_in=is_loopback(host), inherited=int(number)
+        host,
+        token_file=Path(token_file),
+        allow_origins=tuple(allow_origins),
+        lets_user_in=is_loopback(host),
+        inherited=int(number),
     )
     asyncio.run(serve(pkgutil.resolve_name(make_app)(Path(run_dir)), options))
 

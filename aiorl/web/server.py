@@ -123,6 +123,7 @@ class WebServer(uvicorn.Server):
         self.strangers = Budget(STRANGERS_BYTES)
         self.newcomers: dict[_Connection, None] = {}
         app.check = self.guard.check
+        app.headers_for = self.guard.headers_for
         app.max_body_bytes = options.max_body_bytes
         app.budget.max_bytes = max(HELD_BYTES, 4 * options.max_body_bytes)
         self._log = None if options.access_log is None else AccessLog(options.access_log)
@@ -536,7 +537,7 @@ class _Connection(HttpToolsProtocol):
         """Answer a request of which only the head is needed; the connection is closed after its
         body.
         """
-        response = failed(error)
+        response = self._app.readable(request, failed(error))
         body = b"" if request.method == "HEAD" else response.body
         self._is_over = True
         cycle.response_started = cycle.response_complete = True
@@ -563,7 +564,7 @@ class _Connection(HttpToolsProtocol):
             except Exception as error:
                 response = failed(error)
             cycle.response_started = cycle.response_complete = True
-            self._write(response, keep_alive=cycle.keep_alive)
+            self._write(self._app.readable(request, response), keep_alive=cycle.keep_alive)
             self.on_response_complete()
             self._app.note(request, response.status, began)
 
@@ -603,13 +604,18 @@ class _Connection(HttpToolsProtocol):
                 "raw_path": b"-",
                 "client": self.client,
                 "path": "",
+                "headers": (),
             }
             if not self._is_in_head and self.cycle is not None:
                 asgi_scope = cast("dict[str, Any]", self.cycle.scope)
                 asgi_scope[REFUSED] = True
-                scope.update(method=asgi_scope["method"], raw_path=asgi_scope["raw_path"])
-            self._write(json_response({"error": sentence}, status=status), keep_alive=False)
+                for name in ("method", "raw_path", "headers"):
+                    scope[name] = asgi_scope[name]
             request = Request(scope, cast(Receive, None), 0)
+            response = self._app.readable(
+                request, json_response({"error": sentence}, status=status)
+            )
+            self._write(response, keep_alive=False)
             self._app.note(request, status, time.perf_counter() - age_s)
         self._rest = b""
         self.pipeline.clear()

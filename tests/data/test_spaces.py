@@ -154,3 +154,10 @@ def test_descriptions_that_differ_in_order_only_are_recognised(space):
     assert differ_in_order_only(data, sorted_data) is (data != sorted_data)
     assert space_from_dict(sorted_data) == space
     assert not differ_in_order_only(data, space_to_dict(spaces.Dict(z=space, b=spaces.Discrete(2))))
+
+
+def test_the_start_of_a_described_space_can_be_left_out():
+    assert space_from_dict({"kind": "Discrete", "n": 3}) == spaces.Discrete(3)
+    assert space_from_dict({"kind": "MultiDiscrete", "nvec": [2, 3]}) == spaces.MultiDiscrete(
+        [2, 3]
+    )

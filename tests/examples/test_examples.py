@@ -153,7 +153,8 @@ def test_the_table_lists_every_example_and_its_commands() -> None:
         line for line in (EXAMPLES / "README.md").read_text().splitlines() if line.startswith("| [")
     ]
     named = {re.findall(r"\]\(([^)]+)\)", row)[0]: row for row in rows}
-    assert named.keys() == {*FILES, *(path.name for path in EXAMPLES.glob("*.ipynb"))}
+    notebooks = {path.name for path in EXAMPLES.glob("*.ipynb")}
+    assert named.keys() == {*FILES, *notebooks, "browser/index.html"}
     for name, row in named.items():
         for command in re.findall(r"`((?:python|aiorl) [^`]+)`", row):
             start, _, part = command.removesuffix(" ...").partition(" --")

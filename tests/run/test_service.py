@@ -507,6 +507,22 @@ async def test_text_of_a_peer_cannot_control_the_terminal() -> None:
     )
 
 
+async def test_workers_whose_clients_are_idle_are_not_at_fault() -> None:
+    both = InProcess()
+    both.start(0)
+    assert not both.source.waits_for_others()
+    for name in ("one", "other"):
+        peer = Peer(both, name)
+        peer.say(peer.hello)
+        await peer.hears(m.Welcome)
+        peer.say(m.Beat(0, f"{m.WAITING_FOR}clients: 0 sessions are open"))
+    await until(both.source.waits_for_others)
+    assert "clients: 0 sessions are open" in both.source.waiting_for()
+    peer.say(m.Beat(0, "sampling", 4.0))
+    await until(lambda: not both.source.waits_for_others())
+    await both.close()
+
+
 async def test_a_model_too_large_to_send_ends_the_run_at_the_start_with_a_reason() -> None:
     both = InProcess()
     weights = {f"weight{number:0250}": np.zeros(1, np.float32) for number in range(4000)}

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import gymnasium
 import numpy as np
@@ -97,7 +98,7 @@ class Worker:
 def ports(tmp_path: Path) -> Iterator[Ports]:
     (tmp_path / "logs").mkdir()
     made = Ports()
-    made.open(tmp_path, None, 0, None)
+    made.open(tmp_path, clients=0)
     yield made
     made.close()
 
@@ -246,8 +247,8 @@ def figures_of(ports: Ports) -> dict[str, float]:
 
 def test_unanswered_requests_of_sessions_are_limited_together(ports: Ports) -> None:
     one = {"observation_space": space_to_dict(BOX), "action_space": space_to_dict(ACTIONS)}
-    env = resolve_env("external")(EnvContext({**one, **ports.gate}))  # with no one who acts
-    worker = threading.Thread(target=env.run, daemon=True)
+    env = ExternalBaseEnv(resolve_env("external")(EnvContext({**one, **ports.gate})))
+    worker = threading.Thread(target=env.poll, daemon=True)  # with no one who acts
     worker.start()
     with client_of(ports) as client:
         games = [client.session() for _ in range(6)]
@@ -260,10 +261,35 @@ def test_unanswered_requests_of_sessions_are_limited_together(ports: Ports) -> N
         assert 60_000_000 < found["aiorl_client_port_unanswered_bytes"] < 64 << 20
         assert (found["aiorl_client_port_workers"], found["aiorl_sessions"]) == (1, 6)
         assert found['aiorl_request_seconds_count{path="/ws/act",status="503"}'] == 2
-        env.close()
+        env.env.close()
         for lost in answers[:4]:
             assert status_of(lost.result, 20) == 410
         assert figures_of(ports)["aiorl_client_port_unanswered_bytes"] == 0
+    worker.join(10)
+
+
+def test_clients_wait_until_the_environment_is_first_asked(ports: Ports) -> None:
+    """It is not while the first update is compiled."""
+    one = {"observation_space": space_to_dict(BOX), "action_space": space_to_dict(ACTIONS)}
+    env = ExternalBaseEnv(resolve_env("external")(EnvContext({**one, **ports.gate})))
+    assert env.waits_for() == ""
+    url = ports.ways["clients"]
+    with client_of(ports) as client:
+        assert status_of(client.ask, "open") == 503
+        with pytest.raises(HTTPError) as caught:
+            urllib.request.urlopen(f"{url}/ready", timeout=20)
+        caught.value.close()
+        assert caught.value.code == 503
+
+        def sample() -> None:
+            with suppress(SamplerDied):
+                env.poll()
+
+        worker = threading.Thread(target=sample, daemon=True)
+        worker.start()
+        client.session()  # it asks again by itself
+        wait_until(lambda: env.waits_for() == "clients: 1 session is open")
+    env.stop()
     worker.join(10)
 
 
@@ -335,7 +361,7 @@ class Run:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
-    page = (ROOT / "docs/clients.md").read_text("utf-8")
+    page = (ROOT / "docs/browsers.md").read_text("utf-8")
     (tmp_path / "client.mjs").write_text(page.partition("```javascript\n")[2].partition("```")[0])
     (tmp_path / "game.mjs").write_text((Path(__file__).parent / "cartpole.mjs").read_text())
     run = Run(tmp_path / "run", "--stop-return", "475")
@@ -350,6 +376,17 @@ def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
     finally:
         game.kill()
         run.end()
+
+
+@pytest.mark.slow
+def test_a_run_without_clients_says_so_and_warns_of_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", "--algo", "impala", "--xla", "off")
+    log = tmp_path / "run/log.txt"
+    with aiorl.PolicyClient(run.url) as client:
+        client.session().close()  # the first update is compiled
+        wait_until(lambda: "clients: 0 sessions are open" in log.read_text(), 60)
+    run.end()
+    assert " WARNING " not in log.read_text()
 
 
 @pytest.mark.slow

@@ -244,8 +244,9 @@ except RequestRefused as error:
 
 
 def sample(language: str) -> str:
-    """Return the first block of docs/clients.md in a language."""
-    page = (Path(aiorl.__file__).parents[1] / "docs/clients.md").read_text("utf-8")
+    """Return the first block of the pages about clients in a language."""
+    docs = Path(aiorl.__file__).parents[1] / "docs"
+    page = "".join((docs / name).read_text("utf-8") for name in ("clients.md", "browsers.md"))
     return page.partition(f"```{language}\n")[2].partition("```")[0]
 
 

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -24,8 +23,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
+from browser import browsing, needs_chromium
 from processes import wait_until
-from websockets.sync.client import ClientConnection, connect
 
 import aiorl.watch
 from aiorl.config.layers import NOTED, load_config, save_config
@@ -415,7 +414,7 @@ def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "logs").mkdir()
     ports = Ports()
-    ports.open(run, "localhost:0", None, None)
+    ports.open(run, page="localhost:0")
     port = int(ports.ways["page"].rpartition(":")[2])
     assert get(port, "/live")[0] == 200
     (process,) = (child for child in psutil.Process().children() if str(run) in child.cmdline())
@@ -429,7 +428,7 @@ def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
         .startswith(f"  ssh -L {port}:127.0.0.1:{port} host1")
     )
     with pytest.raises(ConfigError, match=r"web must be PORT or HOST:PORT.*not '0\.0\.0\.0'"):
-        Ports().open(run, "0.0.0.0", None, None)
+        Ports().open(run, page="0.0.0.0")
 
 
 # In a browser
@@ -466,102 +465,8 @@ def test_colours_have_the_contrast_of_wcag_aa() -> None:
             assert high / low >= least, (back, front, high / low)
 
 
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--remote-debugging-port=0",
-)
-
-
-class Page:
-    """A page of a browser, steered by the DevTools protocol; `problems` are errors and requests to
-    other hosts.
-    """
-
-    def __init__(self, link: ClientConnection, home: str) -> None:
-        self.problems: list[str] = []
-        self._home, self._number = home, 0
-        self._socket = link
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.do(f"{domain}.enable")
-
-    def do(self, method: str, **params: Any) -> dict[str, Any]:
-        self._number += 1
-        self._socket.send(json.dumps({"id": self._number, "method": method, "params": params}))
-        while (found := json.loads(self._socket.recv(60))).get("id") != self._number:
-            self._note(found.get("method"), found.get("params", {}))
-        assert "error" not in found, found
-        return dict(found["result"])
-
-    def _note(self, method: str, params: dict[str, Any]) -> None:
-        if method == "Network.requestWillBeSent":
-            url = re.sub("//[^/]*@", "//", params["request"]["url"])
-            self.problems += [] if url.startswith(self._home) else [url]
-        if method == "Runtime.exceptionThrown" or (
-            method == "Log.entryAdded" and params["entry"]["level"] == "error"
-        ):
-            self.problems.append(str(params))
-
-    def get(self, expression: str) -> Any:
-        found = self.do(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def wait(self, condition: str) -> None:
-        for _ in range(300):
-            if self.get(f"Boolean({condition})"):
-                return
-            time.sleep(0.1)
-        raise AssertionError(f"{condition}: {self.get('document.body.innerText')}")
-
-    def press(self, key: str) -> None:
-        text = {"text": "\r"} if key == "Enter" else {}
-        code = {"Enter": 13, "Tab": 9}[key]
-        for kind in ("keyDown", "keyUp"):
-            self.do(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                code=key,
-                windowsVirtualKeyCode=code,
-                **text,
-            )
-
-
-@contextmanager
-def browsing(home: str, profile: Path) -> Iterator[Page]:
-    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stderr is not None
-            port = next(
-                int(found[1])
-                for line in process.stderr
-                if (found := re.search(r"ws://[^:]+:(\d+)/", line))
-            )
-            (target,) = (each for each in get(port, "/json")[1] if each["type"] == "page")
-            with connect(target["webSocketDebuggerUrl"], max_size=None) as link:
-                yield Page(link, home)
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "a <b>run")
     make_run(tmp_path / "runs" / "other", config="lr: 0.2")
@@ -569,7 +474,7 @@ def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: 
     token.chmod(0o600)
     with (
         watching(tmp_path / "runs", f"--token-file={token}") as port,
-        browsing(f"http://127.0.0.1:{port}/", tmp_path / "home") as page,
+        browsing(tmp_path / "home", f"http://127.0.0.1:{port}/") as page,
     ):
         page.do("Page.navigate", url=f"http://aiorl:{'q' * 32}@127.0.0.1:{port}/")
         page.wait(
@@ -606,13 +511,7 @@ def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: 
             " !each.labels.length).length"
         )
         for width in (400, 1280):
-            page.do(
-                "Emulation.setDeviceMetricsOverride",
-                width=width,
-                height=900,
-                deviceScaleFactor=1,
-                mobile=False,
-            )
+            page.resize(width)
             for where in ("", "/workers", "/log", "/config"):
                 page.get(f"location.hash = '#/run/other{where}'")
                 page.wait("document.querySelector('h1')?.textContent === 'other'")

@@ -5,6 +5,7 @@ end.
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import gc
 import http.client
@@ -48,6 +49,7 @@ from aiorl.web.app import (
     json_response,
     parse_json,
 )
+from aiorl.web.origins import read_origins
 from aiorl.web.peers import is_own_connection
 from aiorl.web.server import WebServer
 
@@ -731,6 +733,90 @@ def test_pages_of_other_sites_may_not_ask() -> None:
             connect(f"ws://{here}/talk", origin="http://evil.example"),
         ):
             pass
+        asks_for = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+        status, _, headers = site.ask("OPTIONS", "/quick", headers=asks_for)
+        assert (status, "access-control-allow-origin" in headers) == (403, False)
+        assert site.ask("OPTIONS", "/quick")[0] == 405
+
+
+GAME = "https://game.example"
+
+
+def test_pages_of_allowed_origins_get_permission_and_can_read_every_answer() -> None:
+    with Site(allow_origins=(GAME,), max_body_bytes=2000) as site:
+        for path, methods in (("/quick", "POST"), ("/echo/a/end", "POST"), ("/failing", "GET")):
+            asks_for = {
+                "Origin": GAME,
+                "Access-Control-Request-Method": methods,
+                "Access-Control-Request-Headers": "authorization,content-type",
+            }
+            status, said, headers = site.ask("OPTIONS", path, headers=asks_for)
+            assert (status, said, headers["access-control-allow-origin"]) == (200, b"", GAME)
+            assert headers["access-control-allow-methods"] == methods
+            assert headers["access-control-allow-headers"] == "authorization,content-type"
+        for method, path, body, expected in (
+            ("POST", "/quick", b"{}", 200),
+            ("POST", "/quick", b'{"bad": 1}', 422),
+            ("POST", "/quick", b" " * 2001, 413),
+            ("POST", "/echo/a/end", b"{}", 200),
+            ("GET", "/failing", None, 500),
+            ("GET", "/nothing", None, 404),
+            ("GET", "/live", None, 200),
+        ):
+            status, _, headers = site.ask(method, path, body, {"Origin": GAME})
+            assert (status, headers.get("access-control-allow-origin")) == (expected, GAME)
+            for other in ({}, {"Origin": "http://evil.example"}):
+                _, _, headers = site.ask(method, path, body, other)
+                assert "access-control-allow-origin" not in headers
+        assert site.ask("POST", "/quick", b"{}", {"Origin": f"{GAME}:444"})[0] == 403
+
+
+def test_pages_of_any_origin_must_send_the_token_by_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with Site(allow_origins=("*",), token_file=file, lets_user_in=True) as site:
+        token = file.read_text().strip()
+        password = base64.b64encode(f"aiorl:{token}".encode()).decode()
+        assert site.ask("POST", "/quick", b"{}")[0] == 200, "a process of this user, and no page"
+        for authorization, expected in (
+            ("", 401),
+            (f"Basic {password}", 401),
+            (f"Bearer {token}x", 401),
+            (f"Bearer {token}", 200),
+        ):
+            status, _, headers = site.ask(
+                "POST", "/quick", b"{}", {"Origin": GAME, "Authorization": authorization}
+            )
+            assert (status, headers["access-control-allow-origin"]) == (expected, "*")
+        url: Any = f"ws://127.0.0.1:{site.server.port}/talk"
+        with connect(url, origin=GAME, subprotocols=["aiorl", f"token.{token}"]) as talk:
+            talk.send("a")
+            assert (talk.recv(10), talk.subprotocol) == ("a", "aiorl")
+        for protocols in (None, ["aiorl"], ["aiorl", "token.x"]):
+            with (
+                pytest.raises(InvalidStatus) as caught,
+                connect(url, origin=GAME, subprotocols=protocols),
+            ):
+                pass
+            assert caught.value.response.status_code == 401
+
+
+def test_origins_are_taken_as_browsers_send_them() -> None:
+    texts = (
+        "HTTPS://Game.example:443/",
+        "http://localhost:8080",
+        "app://1",
+        "http://[::1]:80",
+        "*",
+    )
+    assert read_origins(texts, key="k") == (GAME, *texts[1:3], "http://[::1]", "*")
+    for text in ("game.example", f"{GAME}/play", "null", "file:///tmp/a", "https://*.example", ""):
+        with pytest.raises(ConfigError) as caught:
+            read_origins([text], key="allow_origin")
+        assert (caught.value.key, repr(text) in str(caught.value)) == ("allow_origin", True)
+    parser = Parser("serve", "", "", "")
+    add_web_options(parser, port=0)
+    with pytest.raises(SecurityError, match="token"):
+        web_options({**parser.parse([]), "allow_origins": ["*"], "is_insecure": True}, "serve")
 
 
 def test_a_stream_ends_when_its_client_leaves() -> None:

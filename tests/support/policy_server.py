@@ -20,9 +20,10 @@ from aiorl.web.server import WebServer
 
 
 @contextlib.contextmanager
-def serving(*targets: Path) -> Iterator[int]:
-    """Serve runs, checkpoints or exports, and yield the port."""
-    server = WebServer(Service(Models([str(target) for target in targets])).app, WebOptions())
+def serving(*targets: Path, **options: Any) -> Iterator[int]:
+    """Serve runs, checkpoints or exports with options of `WebOptions`, and yield the port."""
+    models = Models([str(target) for target in targets])
+    server = WebServer(Service(models).app, WebOptions(**options))
     loop = new_event_loop()
     is_started, may_end = threading.Event(), asyncio.Event()
 

@@ -287,6 +287,11 @@ class LearnerSession:
         worker = self._roster.by_slot.get(slot)
         return "" if worker is None else worker.host_elsewhere
 
+    def state_of(self, slot: int) -> str:
+        """Return what the live worker in a slot does, "" if there is none."""
+        worker = self._roster.by_slot.get(slot)
+        return "" if worker is None else worker.state
+
     def knows(self, peer: bytes) -> bool:
         """Return whether a registered worker uses this peer; for other peers, decode only a
         Hello.

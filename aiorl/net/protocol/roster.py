@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from aiorl.net.protocol.rates import Allowance, Newest
-from aiorl.net.wire.messages import Hello
+from aiorl.net.wire.messages import WAITING_FOR, Hello
 
 MAX_REMEMBERED = 4096
 """Number of connections without a worker, and of ended incarnations, to remember; the oldest are
@@ -68,6 +68,11 @@ class Worker:
     def host_elsewhere(self) -> str:
         """Name of its host, "" if we started it."""
         return "" if self.local else self.host
+
+    @property
+    def waits_for_others(self) -> bool:
+        """True if its environment waits for others, such as clients who play."""
+        return self.state.startswith(WAITING_FOR)
 
 
 class Roster:

@@ -147,6 +147,8 @@ class Samples:
 BUILDING: Final = "building its environment"
 """State of a worker that may then be silent for a while: building an environment can block all
 other code of its process."""
+WAITING_FOR: Final = "waiting for "
+"""Beginning of the state of a worker whose environment waits for others, such as its clients."""
 OUT_OF_DATA: Final = "waiting for the end: all of its stored experience is read"
 """State of a worker that has read all passes over its stored experience, after all resulting
 fragments have arrived."""

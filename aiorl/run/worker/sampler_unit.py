@@ -246,12 +246,21 @@ class SamplerUnit:
 
     @property
     def in_env_s(self) -> float:
-        """Seconds since the last step began, 0 while idle; large if an environment hangs.
+        """Seconds since the last step began, 0 while idle or while the environment waits for
+        others; large if an environment hangs.
 
         Can be read in any thread.
         """
         began = self._step_began
-        return time.monotonic() - began if began and self._is_sampling else 0.0
+        if not (began and self._is_sampling) or self.waits_for():
+            return 0.0
+        return time.monotonic() - began
+
+    def waits_for(self) -> str:
+        """Return for whom the environment waits; see `BaseEnv.waits_for`. Can be called in any
+        thread.
+        """
+        return self.worker.async_env.waits_for() if self._is_sampling else ""
 
     def offer(self, snapshot: Snapshot) -> None:
         """Offer a snapshot to be applied between two steps. Can be called in any thread."""

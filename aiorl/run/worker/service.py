@@ -57,6 +57,7 @@ from aiorl.net.wire.format import DEFAULT_LIMITS, Limits, limits_of
 from aiorl.net.wire.messages import (
     BUILDING,
     OUT_OF_DATA,
+    WAITING_FOR,
     Failure,
     Message,
     RefusalCode,
@@ -406,6 +407,10 @@ class WorkerService:
         is_out_of_data = all(running.is_out_of_data for running in self._running)
         if self._running and is_out_of_data and not self._session.num_unacked:
             return OUT_OF_DATA
+        for running in self._running:
+            waits_for = "" if running.unit is None else running.unit.waits_for()
+            if waits_for:
+                return f"{WAITING_FOR}{waits_for}"
         return self._session.status_text(now)
 
     # Sampling
