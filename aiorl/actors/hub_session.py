@@ -623,7 +623,7 @@ class HubSession:
     def _open(self, name: str, message: m.Call, *, caller: tuple[_Place, int] | None) -> int:
         call_id = self._next_call
         self._next_call += 1
-        message = dataclasses.replace(message, call_id=call_id)
+        message = m.Call(call_id, message.method, message.args, message.actor, message.credit)
         size = num_bytes(message.args)
         call = _Call(message, caller, credit=message.credit, num_bytes=size)
         if caller is not None:
@@ -667,7 +667,10 @@ class HubSession:
         if call.caller is None:
             actor.num_sent += 1
             actor.bytes_sent += call.num_bytes
-        self._send_to(actor, dataclasses.replace(call.message, credit=call.credit))
+        message = call.message
+        if call.credit != message.credit:  # more has been given meanwhile
+            message = dataclasses.replace(message, credit=call.credit)
+        self._send_to(actor, message)
 
     def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
         if actor.place is not None:

@@ -35,6 +35,8 @@ MakeHandle: TypeAlias = Callable[[str, str], Any]
 
 _BULK_BYTES = 1 << 12
 """Longer texts and bytes are sent as arrays, outside of the header."""
+_NATIVE = frozenset(DTYPES.values())
+"""Types of arrays that are sent as they are."""
 _MIN_INT = -(1 << 63)
 _MAX_INT = (1 << 64) - 1
 
@@ -170,7 +172,8 @@ def _packed_array(array: Array) -> Value:
 
 
 def _checked_array(array: Array) -> Array:
-    if array.dtype.newbyteorder("<").str not in DTYPES:
+    dtype = array.dtype
+    if dtype not in _NATIVE and dtype.newbyteorder("<").str not in DTYPES:
         raise UnsendableError(
             f"an array of dtype {array.dtype} can't be sent to or from an actor: only arrays of"
             " numbers of at most 64 bits, and of booleans"
@@ -204,7 +207,7 @@ def num_bytes(value: Any) -> int:
         return int(value.nbytes)
     if isinstance(value, str | bytes):
         return len(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return sum(map(num_bytes, value.values()))
     if isinstance(value, list):
         return sum(map(num_bytes, value))
