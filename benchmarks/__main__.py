@@ -44,6 +44,7 @@ MODULES = (
     "replay",
     "off_policy",
     "watch",
+    "actors",
     "stable_baselines",
 )
 
