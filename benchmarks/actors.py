@@ -1,5 +1,5 @@
-"""Actors on this host: calls, batches, a broadcast, start and memory, beside Ray and beside a pair
-of bare sockets; and sampling by actors beside a run.
+"""Actors on this host against Ray and a bare pair of sockets: calls, batches, a broadcast, start
+and memory; and sampling by actors against a run.
 
 All three systems do `benchmarks.actor_work`, in new processes in each round. Ray has its own virtual
 environment, which is made at first use (0.4 GB, in the user's cache directory).
@@ -90,7 +90,7 @@ _TARGETS = (
 
 
 def actors_calls() -> list[Figure]:
-    """Measure calls of two actors, beside Ray and the bare pair."""
+    """Measure calls of two actors, against Ray and the bare pair."""
     ray = str(virtual_environment("ray", PACKAGES) / "bin" / "python")
     commands = {
         "aiorl": [sys.executable, "-m", "benchmarks.actors_aiorl"],
