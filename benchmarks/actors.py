@@ -161,15 +161,18 @@ class Sampler:
 async def sampled_by_handle(vectorize: str) -> float:
     """Return env steps per second that one actor samples, once it is warm."""
     steps = 0
+    began = None
     async with aiorl.Actors() as actors:
         sampler = await actors.start(Sampler, vectorize)
-        began = time.perf_counter() + WARM_S
+        is_warm_at = time.perf_counter() + WARM_S
         async for _, fragment in actors.as_ready([sampler], "sample", in_flight=2):
             now = time.perf_counter()
-            if now >= began + SAMPLING_S:
-                return steps / (now - began)
-            if now >= began:
+            if began is not None:
                 steps += fragment.env_steps
+                if now >= began + SAMPLING_S:
+                    return steps / (now - began)
+            elif now >= is_warm_at:
+                began = now
     raise RuntimeError("the actor was lost")
 
 
