@@ -170,7 +170,7 @@ async def sampled_by_handle(vectorize: str) -> float:
             if began is not None:
                 steps += fragment.env_steps
                 if now >= began + SAMPLING_S:
-                    return steps / (now - began)
+                    return float(steps / (now - began))
             elif now >= is_warm_at:
                 began = now
     raise RuntimeError("the actor was lost")
