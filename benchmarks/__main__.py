@@ -45,6 +45,7 @@ MODULES = (
     "replay",
     "off_policy",
     "watch",
+    "actors",
     "stable_baselines",
 )
 

@@ -23,6 +23,7 @@ __all__ = [
     "command_seconds",
     "exit_on_sigterm",
     "learner_rate",
+    "middle_of",
     "pin_to_one_core",
     "rate_of_command",
     "rate_when_warm",
@@ -52,7 +53,15 @@ def alternate(
 
     Returns: the baseline's median times the median ratio of the rounds, and the baseline's median.
     """
-    pairs = [(subject(), baseline()) for _ in range(rounds)]
+    return middle_of([(subject(), baseline()) for _ in range(rounds)])
+
+
+def middle_of(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return value and baseline of rounds, as `alternate` does.
+
+    Args:
+        pairs: value and baseline of each round.
+    """
     middle = statistics.median(pair[1] for pair in pairs)
     return middle * statistics.median(pair[0] / pair[1] for pair in pairs), middle
 

@@ -70,21 +70,14 @@ def _measured(algo: str) -> list[Figure]:
 def installed() -> tuple[Path, Path]:
     """Return the virtual environment's Python and MinAtar's folder; install them first if they are
     missing.
-
-    Packages that both libraries use, such as MuJoCo, have the versions of ``constraints.txt``.
     """
-    from benchmarks.recordings import default_cache
+    from benchmarks.virtual_environment import virtual_environment
 
-    folder = default_cache() / "stable-baselines"
-    python, games, stamp = folder / "bin" / "python", folder / "games", folder / ".installed"
-    shared = Path(__file__).parents[1] / "constraints.txt"
-    wanted = " ".join([*PACKAGES, GAMES])
-    if not stamp.exists() or stamp.read_text() != wanted:
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([*pip, "-c", str(shared), *PACKAGES], check=True)
-        subprocess.run([*pip, "--no-deps", "--target", str(games), GAMES], check=True)
-        stamp.write_text(wanted)
+    folder = virtual_environment("stable-baselines", PACKAGES)
+    python, games = folder / "bin" / "python", folder / "games"
+    if not games.exists():
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--target", str(games), GAMES], check=True)
     return python, games
 
 

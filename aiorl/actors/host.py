@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Final
@@ -29,6 +29,7 @@ from aiorl.actors.actor_session import (
 )
 from aiorl.actors.calls import Calls, description_of
 from aiorl.actors.hub_session import CallEnded, ItemArrived
+from aiorl.actors.object_thread import ObjectThread
 from aiorl.actors.values import LIMITS, pack, unpack
 from aiorl.config.code import import_object
 from aiorl.errors import (
@@ -41,7 +42,6 @@ from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage, Value
-from aiorl.process.machine import keep_children_out
 from aiorl.process.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -84,9 +84,9 @@ class ActorHost:
         self._session = session
         self._calls = Calls(session, self._flush)
         self._tasks = Tasks(self.fail)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="actor")
+        self._thread = ObjectThread()
         self._object: Any = None
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, asyncio.Future[Any]] = {}
         self._unsendable: dict[int, UnsendableError] = {}  # items of streams
         self._credits: dict[int, _Credit] = {}  # of streams
         self._outbox = Outbox(endpoint, self._tasks)
@@ -185,7 +185,7 @@ class ActorHost:
             case CallArrived(call_id):
                 if event.credit:
                     self._credits[call_id] = _Credit(event.credit)
-                self._running[call_id] = self._tasks.start(self._run(event), f"call {call_id}")
+                self._begin(event)
             case CallCancelled(call_id):
                 if call_id in self._running:
                     self._running[call_id].cancel()
@@ -216,7 +216,7 @@ class ActorHost:
             return kind(*args, **kwargs)
 
         try:
-            self._object = await self._in_thread(make)
+            self._object = await self._thread.call(make)
         except BaseException as error:
             logger.warning("the actor %s could not be made: %r", request.name, error)
             self._answer(_INIT_CALL, ok=False, result=_described(error))
@@ -225,42 +225,73 @@ class ActorHost:
         else:
             self._answer(_INIT_CALL, ok=True, result=None)
 
-    async def _run(self, call: CallArrived) -> None:
-        """Run a method and answer the call, whatever happens."""
+    def _begin(self, call: CallArrived) -> None:
+        """Begin to run a method: a plain one in the thread, any other as a task."""
         try:
-            result = await self._packed_result(call)
-        except asyncio.CancelledError as error:
-            self._answer(call.call_id, ok=False, result=_described(error))
+            method = self._method(call.method)
+            args, kwargs = self._arguments(call.args, imports_code=not call.caller)
+            if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+                self._begin_task(call, method(*args, **kwargs))
+                return
         except Exception as error:
-            self._answer(call.call_id, ok=False, result=_described(error))
-        else:
-            self._answer(call.call_id, ok=True, result=result)
-        finally:
-            del self._running[call.call_id]
-            self._credits.pop(call.call_id, None)
+            self._end(call, error=error)
+            return
+        future = self._thread.call(lambda: _packed_or_later(method(*args, **kwargs)))
+        self._running[call.call_id] = future
+        future.add_done_callback(functools.partial(self._returned, call))
 
-    async def _packed_result(self, call: CallArrived) -> Any:
-        name = call.method
-        method = None if name.startswith("_") else getattr(self._object, name, None)
+    def _method(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = None
+        if not name.startswith("_"):
+            method = getattr(self._object, name, None)
         if not callable(method):
             raise AttributeError(f"a {type(self._object).__name__} has no public method {name!r}")
-        args, kwargs = self._arguments(call.args, imports_code=not call.caller)
-        if inspect.iscoroutinefunction(method):
-            result = await method(*args, **kwargs)
-        elif inspect.isasyncgenfunction(method):
-            result = method(*args, **kwargs)
+        return method
+
+    def _returned(self, call: CallArrived, future: asyncio.Future[Any]) -> None:
+        """Answer with what a plain method has returned, or continue with it in a task."""
+        if future.cancelled():
+            self._end(call, error=asyncio.CancelledError())
+            return
+        error = future.exception()
+        if isinstance(error, Exception):
+            self._end(call, error=error)
+            return
+        packed, later = future.result()  # raises what must end the process, such as SystemExit
+        if later is None:
+            self._end(call, packed)
         else:
-            packed, result = await self._in_thread(
-                lambda: _packed_or_later(method(*args, **kwargs))
-            )
-            if result is None:
-                return packed
+            self._begin_task(call, later)
+
+    def _begin_task(self, call: CallArrived, result: Any) -> None:
+        self._running[call.call_id] = self._tasks.start(
+            self._run(call, result), f"call {call.call_id}"
+        )
+
+    async def _run(self, call: CallArrived, result: Any) -> None:
+        """Await or iterate over what a method has returned, and answer the call."""
+        try:
             if inspect.isawaitable(result):
                 result = await result
-        if isinstance(result, AsyncIterator | Iterator):
-            await self._stream(call, result)
-            return None
-        return pack(result)
+            if isinstance(result, AsyncIterator | Iterator):
+                await self._stream(call, result)
+                result = None
+            packed = pack(result)
+        except (Exception, asyncio.CancelledError) as error:
+            self._end(call, error=error)
+        else:
+            self._end(call, packed)
+
+    def _end(
+        self, call: CallArrived, packed: Value = None, *, error: BaseException | None = None
+    ) -> None:
+        """Answer a call."""
+        self._running.pop(call.call_id, None)
+        self._credits.pop(call.call_id, None)
+        if error is None:
+            self._answer(call.call_id, ok=True, result=packed)
+        else:
+            self._answer(call.call_id, ok=False, result=_described(error))
 
     async def _stream(self, call: CallArrived, items: AsyncIterator[Any] | Iterator[Any]) -> None:
         """Send the items of a generator as the caller takes them, and close it."""
@@ -292,13 +323,13 @@ class ActorHost:
             return
         try:
             while True:
-                item = await self._in_thread(lambda: _packed_next(items))
+                item = await self._thread.call(lambda: _packed_next(items))
                 if item is _DONE:
                     return
                 yield item
         finally:
             if inspect.isgenerator(items):
-                await self._in_thread(items.close)
+                await self._thread.call(items.close)
 
     def _arguments(
         self, packed: Mapping[str, Plain], *, imports_code: bool
@@ -307,16 +338,6 @@ class ActorHost:
         args = unpack(packed["args"], make_handle, imports_code=imports_code)
         kwargs = unpack(packed["kwargs"], make_handle, imports_code=imports_code)
         return args, kwargs
-
-    async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        def call() -> Any:
-            try:
-                return function()
-            except StopIteration as error:  # no future can have this exception
-                raise RuntimeError("the method raised StopIteration") from error
-
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, keep_children_out, call)
 
     def _answer(self, call_id: int, *, ok: bool, result: Any) -> None:
         self._session.reply(call_id, ok=ok, result=result)

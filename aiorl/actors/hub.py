@@ -16,7 +16,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -401,7 +401,7 @@ class Actors:
         *args: Any,
         in_flight: int = 1,
         **kwargs: Any,
-    ) -> AsyncIterator[tuple[ActorHandle, Any]]:
+    ) -> AsyncGenerator[tuple[ActorHandle, Any], None]:
         """Call a method of several actors again and again; yield each result as it arrives.
 
         An actor gets its next call as soon as one of its results has arrived, so that it has work

@@ -641,7 +641,7 @@ class HubSession:
     ) -> int:
         call_id = self._next_call
         self._next_call += 1
-        message = dataclasses.replace(message, call_id=call_id)
+        message = m.Call(call_id, message.method, message.args, message.actor, message.credit)
         call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
         if caller is not None:
             caller[0].bytes_outstanding += size
@@ -686,7 +686,9 @@ class HubSession:
         if call.caller is None:
             actor.num_sent += 1
             actor.bytes_sent += call.num_bytes
-        self._send_to(actor, dataclasses.replace(message, credit=call.credit))
+        if call.credit != message.credit:  # more has been given meanwhile
+            message = dataclasses.replace(message, credit=call.credit)
+        self._send_to(actor, message)
 
     def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
         if actor.place is not None:

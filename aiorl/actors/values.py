@@ -41,6 +41,8 @@ _ROW_BYTES = 72
 """Memory of a row with an empty dict."""
 _BULK_BYTES = 1 << 12
 """Longer texts and bytes are sent as arrays, outside of the header."""
+_NATIVE = frozenset(DTYPES.values())
+"""Types of arrays that are sent as they are."""
 _MIN_INT = -(1 << 63)
 _MAX_INT = (1 << 64) - 1
 
@@ -180,7 +182,8 @@ def _packed_array(array: Array) -> Value:
 
 
 def _checked_array(array: Array) -> Array:
-    if array.dtype.newbyteorder("<").str not in DTYPES:
+    dtype = array.dtype
+    if dtype not in _NATIVE and dtype.newbyteorder("<").str not in DTYPES:
         raise UnsendableError(
             f"an array of dtype {array.dtype} can't be sent to or from an actor: only arrays of"
             " numbers of at most 64 bits, and of booleans"
@@ -216,7 +219,7 @@ def num_bytes(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return _ARRAY_BYTES + int(value.nbytes)
     size = sys.getsizeof(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         rows = value.get("is_filled")  # of an array of objects
         if isinstance(rows, np.ndarray):
             size += _ROW_BYTES * rows.size

@@ -13,7 +13,19 @@ import numpy as np
 import pytest
 
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
-from benchmarks import __main__ as program, atari, general, off_policy, replay, sampler, wire
+from benchmarks import (
+    __main__ as program,
+    actors,
+    actors_aiorl,
+    actors_bare,
+    atari,
+    general,
+    off_policy,
+    replay,
+    sampler,
+    wire,
+)
+from benchmarks.actor_work import Worker, measure
 from benchmarks.attacker import ATTACKS, Attacker
 from benchmarks.result import Figure
 
@@ -68,6 +80,27 @@ def test_fragments_are_measured_between_real_processes(monkeypatch: pytest.Monke
         monkeypatch.setattr(wire, name, value)
     (figure,) = wire.wire_small_fragments()
     assert figure.value > 100
+
+
+@pytest.mark.parametrize("module", [actors_aiorl, actors_bare])
+def test_actors_of_aiorl_and_of_the_bare_pair_do_the_same_work(module: Any) -> None:
+    async def work() -> tuple[dict[str, float], Any]:
+        async with module.started() as system:
+            return await measure(system, 0.05), await system.sample()
+
+    figures, batch = asyncio.run(work())
+    assert figures.keys() == {"round_trip_ms", "batch_ms", "batches_per_s", "broadcast_ms"}
+    assert min(figures.values()) > 0
+    sent = Worker().sample()
+    assert batch.keys() == sent.keys()
+    for name, column in sent.items():
+        np.testing.assert_array_equal(batch[name], column)
+
+
+def test_fragments_of_an_actor_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SAMPLING_S": 0.1, "WARM_S": 0.0}.items():
+        monkeypatch.setattr(actors, name, value)
+    assert asyncio.run(actors.sampled_by_handle("native")) > 1000
 
 
 @pytest.mark.slow

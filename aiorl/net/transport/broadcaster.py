@@ -43,7 +43,7 @@ class Broadcaster:
         check_key: Callable[[ListeningPort, Connection], None],
         announce_soon: Callable[[], None],
     ) -> None:
-        self.pump = SocketPump(socket, self._receive)
+        self.pump = SocketPump(socket, self._receive, on_empty=port.ended_fds.clear)
         port.on_ended = self.pump.schedule  # clears `ended_fds` soon
         self._socket = socket
         self.port = port
@@ -71,11 +71,7 @@ class Broadcaster:
 
     def _receive(self) -> None:
         port = self.port
-        try:
-            frame = self._socket.recv(zmq.DONTWAIT, copy=False)
-        except zmq.Again:
-            port.ended_fds.clear()
-            raise
+        frame = self._socket.recv(zmq.DONTWAIT, copy=False)
         fd = fd_of(frame)
         if fd < 0:
             return  # made by libzmq itself when a subscriber is gone

@@ -68,7 +68,11 @@ class Messenger:
         self._leaving: dict[bytes, zmq.MessageTracker] = {}  # last large message to each peer
         self._discarding = False
         self.pump = SocketPump(
-            socket, self._receive, per_turn=limits.messages_per_turn, after_turn=self.flush
+            socket,
+            self._receive,
+            per_turn=limits.messages_per_turn,
+            on_empty=self._on_empty,
+            after_turn=self.flush,
         )
 
     # Sending
@@ -162,13 +166,7 @@ class Messenger:
             self._discard_some()
             return
         socket = self._socket
-        try:
-            id_frame = socket.recv(zmq.DONTWAIT, copy=False)
-        except zmq.Again:
-            guard = self.port.guard
-            if guard is not None:
-                guard.emptied()
-            raise
+        id_frame = socket.recv(zmq.DONTWAIT, copy=False)
         peer = id_frame.bytes
         connection = self._peers.by_peer.get(peer)
         if connection is None:
@@ -206,6 +204,11 @@ class Messenger:
             return  # the introduction of a worker's endpoint
         self._stats.bytes_in += num_bytes
         self._endpoint.on_message(peer, frames, connection.user_id)
+
+    def _on_empty(self) -> None:
+        guard = self.port.guard
+        if guard is not None:
+            guard.emptied()
 
     def _discard_some(self) -> None:
         for _ in range(self._limits.max_frames):

@@ -31,7 +31,13 @@ from aiorl.net.wire.format import (
     STACKED,
     Limits,
 )
-from aiorl.net.wire.schema import ARRAY, MESSAGE_TYPES, OPTIONAL_ARRAYS, ArrayTree
+from aiorl.net.wire.schema import (
+    ARRAY,
+    MESSAGE_TYPES,
+    NESTED_VALUES,
+    OPTIONAL_ARRAYS,
+    ArrayTree,
+)
 from aiorl.text import MAX_LABEL, is_label, one_line
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -42,6 +48,7 @@ _CACHED_LAYOUTS = 128
 _CACHED_COLUMNS = 64
 _CACHED_SHAPE_BYTES = 1 << 10
 _CACHED_PLACES = 256
+_CACHED_REFERENCES = 128
 _HELLO_LIMITS = Limits(
     max_frames=1,
     max_header_bytes=MAX_HELLO_BYTES,
@@ -75,9 +82,9 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
     kind = MESSAGE_TYPES.get(name)
     if kind is None:
         raise BadFrame(f"unknown message type {name[:40]!r}", field="type")
-    if not kind.arrays:
+    if not kind.arrays or (not layout_bytes and kind.cls in NESTED_VALUES):
         if layout_bytes or storage or shapes or len(frames) > 1:
-            raise BadFrame(f"a {name} message carries no arrays", field="layout")
+            raise BadFrame(f"this {name} message carries no arrays", field="layout")
         kind.check_scalars(values, limits)
         return kind.cls(**values)
     is_plain = kind.cls is m.Samples or kind.cls is m.Snapshot
@@ -176,16 +183,17 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
 class _ArrayRef:
     """Placeholder for an array of a Call or Reply between unpacking and resolving."""
 
-    __slots__ = ("number",)
+    __slots__ = ("name",)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
+@functools.lru_cache(maxsize=_CACHED_REFERENCES)
 def _array_ref(code: int, data: bytes) -> _ArrayRef:
     if code != ARRAY_REF or len(data) != 4:
         raise BadFrame(f"extension type {code} is not used here", field="header")
-    return _ArrayRef(int.from_bytes(data, "little"))
+    return _ArrayRef(str(int.from_bytes(data, "little")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -422,9 +430,9 @@ def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> A
     """
     if type(value) is _ArrayRef:
         try:
-            return arrays.pop(str(value.number))
+            return arrays.pop(value.name)
         except KeyError:
-            raise BadFrame(f"array {value.number} is missing", field=field) from None
+            raise BadFrame(f"array {value.name} is missing", field=field) from None
     if depth < 0:
         raise BadFrame("nested too deeply", field=field)
     if type(value) is dict:

@@ -51,6 +51,8 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _PADDING = [b"\0" * n for n in range(ALIGN)]
 _CACHED_LAYOUTS = 128
 _CACHED_NAMES = 512
+_CACHED_REFERENCES = 128
+_CONTAINERS = (dict, list, tuple, Mapping)
 _MAX_PAUSE = 31
 _MAX_DENSE = 4096
 
@@ -308,8 +310,7 @@ def encode(
     kind.fit_texts(scalars)
     nested = NESTED_VALUES.get(kind.cls)
     if nested is not None:
-        node = writer.add_node(0, nested)
-        scalars[nested] = _take_arrays(scalars[nested], node, writer, limits.max_depth)
+        scalars[nested] = _take_arrays(scalars[nested], nested, writer, limits.max_depth)
     else:
         for field, tree in kind.arrays.items():
             value = getattr(message, field)
@@ -340,21 +341,28 @@ def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
     return scalars
 
 
-def _take_arrays(value: Any, node: int, writer: _Writer, depth: int) -> Any:
+def _take_arrays(value: Any, field: str, writer: _Writer, depth: int) -> Any:
     """Add the arrays in ``value`` to ``writer``, and return ``value`` with a reference in the place
-    of each.
+    of each; without any, the message has no layout.
     """
     if isinstance(value, np.ndarray):
-        number = len(writer.columns)
-        writer.add_array(node, str(number), value)
-        return msgpack.ExtType(ARRAY_REF, number.to_bytes(4, "little"))
+        node = len(writer.nodes) or writer.add_node(0, field)
+        name, reference = _reference(len(writer.columns))
+        writer.add_array(node, name, value)
+        return reference
+    if not isinstance(value, _CONTAINERS):
+        return value
     if depth < 0:
         raise LocalProtocolError("the value is nested too deeply to be sent")
     if isinstance(value, Mapping):
-        return {key: _take_arrays(item, node, writer, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_take_arrays(item, node, writer, depth - 1) for item in value]
-    return value
+        return {key: _take_arrays(item, field, writer, depth - 1) for key, item in value.items()}
+    return [_take_arrays(item, field, writer, depth - 1) for item in value]
+
+
+@functools.lru_cache(maxsize=_CACHED_REFERENCES)
+def _reference(number: int) -> tuple[str, msgpack.ExtType]:
+    """Return the name of an array in the layout, and the reference to it."""
+    return str(number), msgpack.ExtType(ARRAY_REF, number.to_bytes(4, "little"))
 
 
 def _pack_layout(

@@ -7,7 +7,7 @@ Frame 0 is a msgpack list ``[version, type, scalars, layout, storage, shapes]``:
 - *layout*: msgpack bytes of ``[nodes, columns]``, the tree of names of the arrays: ``nodes`` are
   maps as ``[parent, key]`` (node 0 is the message), ``columns`` are arrays as ``[node, name,
   dtype]``. It is the same for successive messages of a worker, so the decoder keeps parsed layouts
-  in a small cache;
+  in a small cache. The values of calls without any array have none;
 - *storage*: one byte for each column, *shapes*: one list for each column.
 
 Storage values:
@@ -27,12 +27,14 @@ against `Limits` before memory is allocated for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiorl.config.worker import TransportConfig
 from aiorl.text import MAX_NAME
+
+if TYPE_CHECKING:  # pydantic takes a quarter of a second to load, and actors need none of it
+    from aiorl.config.worker import TransportConfig
 
 FORMAT_VERSION: Final = 3
 """Version of this layout, in each header; the messages have a version of their own,

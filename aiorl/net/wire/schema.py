@@ -143,7 +143,7 @@ def _check_plain_map(field: str, value: Any, limits: Limits) -> None:
     _check_nested(field, value, limits.max_depth)
 
 
-_LEAVES = (type(None), bool, int, float, str, bytes, np.ndarray)
+_LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
 
 
 def _check_nested(field: str, value: Any, depth: int) -> None:
