@@ -108,7 +108,8 @@ async def test_a_flood_of_messages_lets_other_tasks_run(stage):
         await worker.send([b"m"])
     async with asyncio.timeout(10):
         await watcher
-    assert most_at_once <= EndpointLimits().messages_per_turn
+    # a tick reads as much as a turn, and both may come at once
+    assert most_at_once <= 2 * EndpointLimits().messages_per_turn
 
 
 @on_either_loop
