@@ -24,6 +24,8 @@ _ENGINES = {
     "ssh": "hosts that you can log in to",
     "slurm": "a Slurm cluster",
     "kubernetes": "a Kubernetes cluster: prints manifests for kubectl",
+    "kubeflow": "Kubeflow Trainer on Kubernetes: prints a TrainJob for kubectl",
+    "skypilot": "clouds and clusters by SkyPilot: prints a job group",
     "here": "copies of this command that srun, mpirun, PBS or a cloud's launcher starts",
 }
 """Engine, also the module's name -> the hosts that it uses."""
