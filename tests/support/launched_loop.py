@@ -33,7 +33,8 @@ async def main(words: list[str]) -> None:
         assert len({(name, pid) for _, name, pid in found}) == count
         names = " ".join(sorted({name for _, name, _ in found}))
         print(f"{count} actors, {num_joined} joined, on {names}", flush=True)
-        if "wait" in words:
+        turn = len(TURNS.read_text().split())
+        if "wait" in words or ("wait-once" in words and turn == 1):
             try:
                 await asyncio.Event().wait()
             finally:
