@@ -284,6 +284,42 @@ class Launched:
         assert {row for row in rows if json.loads(row)["timestamp"] <= end} <= set(self.rows())
 
 
+SCRIPT = ("--run-dir=runs/mine", "--script", "my_loop.py")
+
+
+def test_a_script_has_the_processes_of_all_nodes_and_another_turn_after_a_time_limit(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """R255"""
+    shutil.copy(LOOP, tmp_path / "my_loop.py")
+    run = Launched(cluster, tmp_path, "--nodes=3", "--cpus-per-node=2", launched=(*SCRIPT, "wait"))
+    until(lambda: "5 actors, 4 joined, on n1 n2 n3" in run.log())
+    cluster.call("scancel", "--signal=USR1", "--batch", run.job)
+    until(lambda: run.has_restarted(1))
+    until(lambda: "5 actors, 4 joined, on n1 n2 n3" in run.log())
+    assert "turn 2" in run.log()
+    run.aiorl("stop", "runs/mine")
+    until(lambda: run.facts()["JobState"] == "FAILED")
+    assert run.facts()["ExitCode"] == f"{128 + signal.SIGINT}:0"
+    assert run.log().count("ending in order") == 1
+
+
+def test_a_script_ends_the_array_of_its_processes_with_its_own_status(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    shutil.copy(LOOP, tmp_path / "my_loop.py")
+    run = Launched(
+        cluster,
+        tmp_path,
+        "--elastic=2",
+        "--cpus-per-node=1",
+        launched=(*SCRIPT, "count=2", "seven"),
+    )
+    until(lambda: not cluster.call("squeue", "-h"))
+    assert "2 actors, 2 joined" in run.log()
+    assert run.facts()["ExitCode"] == "7:0"
+
+
 @pytest.mark.timeout(400)
 def test_a_job_continues_after_time_limit_preemption_and_lost_nodes(
     cluster: Cluster, tmp_path: Path
@@ -404,39 +440,3 @@ def test_srun_starts_copies_that_find_their_part(cluster: Cluster, tmp_path: Pat
     cluster.call("sh", "-c", shell, str(tmp_path), *command, "--stop-timesteps=2000")
     last = (tmp_path / "runs" / "mine" / "result.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["num_healthy_workers"] == 1
-
-
-SCRIPT = ("--run-dir=runs/mine", "--script", "my_loop.py")
-
-
-def test_a_script_has_the_processes_of_all_nodes_and_another_turn_after_a_time_limit(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """R255"""
-    shutil.copy(LOOP, tmp_path / "my_loop.py")
-    run = Launched(cluster, tmp_path, "--nodes=3", "--cpus-per-node=2", launched=(*SCRIPT, "wait"))
-    until(lambda: "5 actors, 4 joined, on n1 n2 n3" in run.log())
-    cluster.call("scancel", "--signal=USR1", "--batch", run.job)
-    until(lambda: run.has_restarted(1))
-    until(lambda: "5 actors, 4 joined, on n1 n2 n3" in run.log())
-    assert "turn 2" in run.log()
-    run.aiorl("stop", "runs/mine")
-    until(lambda: run.facts()["JobState"] == "FAILED")
-    assert run.facts()["ExitCode"] == f"{128 + signal.SIGINT}:0"
-    assert run.log().count("ending in order") == 1
-
-
-def test_a_script_ends_the_array_of_its_processes_with_its_own_status(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    shutil.copy(LOOP, tmp_path / "my_loop.py")
-    run = Launched(
-        cluster,
-        tmp_path,
-        "--elastic=2",
-        "--cpus-per-node=1",
-        launched=(*SCRIPT, "count=2", "seven"),
-    )
-    until(lambda: not cluster.call("squeue", "-h"))
-    assert "2 actors, 2 joined" in run.log()
-    assert run.facts()["ExitCode"] == "7:0"
