@@ -13,11 +13,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 
 from aiorl.config.addresses import dialable
 from aiorl.config.command_line import Parser, as_typed
+from aiorl.config.key_text import keys_as_text
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.security import ADMITTED, read_public_key, read_secret_key
 from aiorl.process.program import keep_output_from_failing
@@ -34,6 +36,9 @@ Examples:
   python -m aiorl.keys ~/keys --workers host1 host2
       Make a pair for each host. To shut out host1, delete admitted/host1.key. To add a host, run the
       command again with its name; existing keys stay as they are.
+
+  python -m aiorl.keys ~/keys --print
+      Print the keys as one line, for the secret AIORL_KEYS of a cloud. It makes them if there are none.
 
 The output says which files to copy to the other hosts, and how to start the learner and workers.
 """
@@ -166,7 +171,21 @@ def _next_steps(directory: Path, workers: tuple[str, ...], files: list[Path]) ->
     return "\n".join(lines) + "\n"
 
 
-def parse_key_args(arguments: Sequence[str] | None) -> tuple[Path, tuple[str, ...]]:
+class KeyArgs(NamedTuple):
+    """Command line of `aiorl keys`.
+
+    Attributes:
+        directory: absolute path of the directory of keys.
+        workers: names of the workers' keys to make.
+        print: True to print the keys as one line.
+    """
+
+    directory: Path
+    workers: tuple[str, ...]
+    print: bool
+
+
+def parse_key_args(arguments: Sequence[str] | None) -> KeyArgs:
     """Return the directory and the names of the workers' keys from a command line.
 
     Args:
@@ -175,7 +194,7 @@ def parse_key_args(arguments: Sequence[str] | None) -> tuple[Path, tuple[str, ..
     Raises:
         SystemExit: with status 0 after --help, or with status 2 after a message about wrong usage.
     """
-    parser = Parser("python -m aiorl.keys", "DIR [--workers NAME ...]", _ABOUT, _EXAMPLES)
+    parser = Parser("python -m aiorl.keys", "DIR [--workers NAME ...] [--print]", _ABOUT, _EXAMPLES)
     parser.add_argument(
         "directory",
         metavar="DIR",
@@ -191,8 +210,20 @@ def parse_key_args(arguments: Sequence[str] | None) -> tuple[Path, tuple[str, ..
             "Names of the worker keys to make; letters, digits, '.', '_' and '-'. (default: worker)"
         ),
     )
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        default=False,
+        help="Print the keys as one line, which `aiorl launch here` reads from AIORL_KEYS.",
+    )
     options = parser.parse(arguments)
-    return options["directory"].expanduser().absolute(), tuple(options["workers"])
+    if options["print"] and options["workers"] != ["worker"]:
+        parser.error("--print is for the key that all workers share: leave --workers out.")
+    return KeyArgs(
+        directory=options["directory"].expanduser().absolute(),
+        workers=tuple(options["workers"]),
+        print=options["print"],
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -201,8 +232,13 @@ def main(arguments: list[str] | None = None) -> int:
     Args:
         arguments: the command's arguments; None takes those of the process.
     """
-    directory, workers = parse_key_args(arguments)
+    directory, workers, is_printed = parse_key_args(arguments)
     try:
+        if is_printed:
+            if not (directory / "worker.key_secret").exists():
+                make_keys(directory)
+            sys.stdout.write(f"{keys_as_text(directory)}\n")
+            return 0
         files = make_keys(directory, workers)
     except AiorlError as error:
         sys.stderr.write(f"aiorl.keys: {error}\n")

@@ -36,6 +36,7 @@ from aiorl.actors.hub_session import (
     PlaceGone,
     PlaceJoined,
 )
+from aiorl.actors.launched import ANOTHER_TURN, take_settings
 from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS
 from aiorl.config.code import import_path_of
 from aiorl.errors import (
@@ -98,8 +99,12 @@ class Actors:
     Without ``bind``, its actors run on this host and no one else can join. With ``bind``, processes
     join by ``aiorl worker --connect ADDRESS [--num-workers N]``, each for one actor at a time.
 
+    Under ``aiorl launch ENGINE -- --script FILE``, the launcher says where the program's first hub
+    listens, with which keys, and starts the processes that join; arguments given here win.
+
     Args:
-        bind: "tcp://HOST:PORT" to listen at; port 0 takes a free one. None is for this host alone.
+        bind: "tcp://HOST:PORT" to listen at; port 0 takes a free one. None is for this host alone,
+            or as the launcher says.
         keys: directory of CURVE keys, as ``aiorl keys DIR`` makes them. Without keys, only
             processes of the same user on this host can join.
         insecure: True to let everyone who can reach ``bind`` join if there are no keys.
@@ -108,6 +113,10 @@ class Actors:
 
     Attributes:
         is_open_to_others: True if processes can join.
+
+    Raises:
+        ConfigError: a variable of the launcher's can't be used (see `aiorl.actors.launched`).
+        SecurityError: the keys can't be used.
     """
 
     def __init__(
@@ -123,11 +132,15 @@ class Actors:
             secrets.token_hex(8), HubSettings(in_flight=in_flight, silence_s=silence_s)
         )
         self._calls = Calls(self._session, self._flush)
+        self._launched = take_settings(is_for_others=bind is not None)
+        self._launched.check_keys(keys)
+        bind = bind or self._launched.bind
+        keys = keys or self._launched.keys
         self.is_open_to_others = bind is not None
         self._endpoint = ZmqLearnerEndpoint(
             bind or _LOCAL,
             keys=None if keys is None else load_learner_keys(keys),
-            insecure=insecure,
+            insecure=insecure or self._launched.insecure is not None,
             limits=ENDPOINT_LIMITS,
         )
         self._tasks = Tasks(self._failed)
@@ -143,12 +156,18 @@ class Actors:
         Raises:
             ConfigError: it cannot listen at ``bind``.
             SecurityError: the keys can't be used.
+            OSError: its address can't be written for its launcher.
         """
         self._calls.loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_event
         self._endpoint.is_registered = self._session.knows
         self._endpoint.start()
+        try:
+            self._launched.announce(self.address, self._session.hub_id)
+        except BaseException:
+            await self._endpoint.close()
+            raise
         self._is_open = True
         self._tasks.start(self._tick(), "actors")
         self._tasks.start(give_back_regularly(), "memory")
@@ -170,7 +189,8 @@ class Actors:
         if not self._is_open:
             return
         self._calls.is_over = True
-        self._session.shutdown("the program has ended its actors")
+        is_final = not ANOTHER_TURN.is_set()
+        self._session.shutdown("the program has ended its actors", is_final=is_final)
         self._flush()
         self._is_open = False
         try:
@@ -326,12 +346,28 @@ class Actors:
         """Processes that have joined and run no actor."""
         return len(self._session.free_places)
 
-    async def wait_for_processes(self, count: int) -> None:
-        """Wait until ``count`` processes have joined that run no actor."""
+    async def wait_for_processes(self, count: int | None = None) -> int:
+        """Wait until processes have joined that run no actor.
+
+        Args:
+            count: number of processes; None for all that ``aiorl launch`` starts for this program,
+                and for none in a program that others can't join.
+
+        Returns:
+            The number of actors for which there is room: the free processes that have joined and,
+            with None, the program's share of this host's cores.
+
+        Raises:
+            ConfigError: ``count`` is None, others can join, and no launcher has said how many will.
+        """
+        num_here = 0
+        if count is None:
+            count, num_here = self._launched.num_processes(can_join=self.is_open_to_others)
         self._report_missing(count)
         while self.num_free < count:
             self._places_changed.clear()
             await self._places_changed.wait()
+        return self.num_free + num_here
 
     def _report_missing(self, count: int) -> None:
         """Say how processes join if the program is about to wait for some."""

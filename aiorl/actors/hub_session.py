@@ -351,9 +351,14 @@ class HubSession:
         if place is not None:
             self._forget(place, reason)
 
-    def shutdown(self, reason: str) -> None:
-        """End all actors and say goodbye to all processes, and to those that come later."""
-        self._goodbye = m.Bye(reason, final=True)
+    def shutdown(self, reason: str, *, is_final: bool = True) -> None:
+        """End all actors and say goodbye to all processes, and to those that come later.
+
+        Args:
+            reason: reason for the other side.
+            is_final: False if the processes should wait for another hub at this address.
+        """
+        self._goodbye = m.Bye(reason, final=is_final)
         for name in list(self._actors):
             self.end(name, reason)
         for peer in self._places:
@@ -619,7 +624,8 @@ class HubSession:
         if place is not None:
             place.actor = None
             if place.peer in self._places:
-                self._out.append((place.peer, m.Bye(reason, final=self._goodbye is not None)))
+                is_final = self._goodbye is not None and self._goodbye.final
+                self._out.append((place.peer, m.Bye(reason, final=is_final)))
                 self._remove(place, reason)
         name = actor.spec.name
         for call_id, call in list(actor.calls.items()):

@@ -1,5 +1,5 @@
-"""`aiorl launch ENGINE [options] -- LEARNER OPTIONS`, and `aiorl launch ENGINE VERB RUN` for
-launched runs.
+"""`aiorl launch ENGINE [options] -- LEARNER OPTIONS`, the same with `-- --script FILE [ARGS]`, and
+`aiorl launch ENGINE VERB RUN` for launched runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import cast
 
 from aiorl.config.command_line import Parser, as_typed, exit_status, usage_error
 from aiorl.errors import nearest
-from aiorl.launch.job import Engine, checked
+from aiorl.launch.job import Engine, Job, checked
+from aiorl.launch.script_job import checked_script, is_script
 from aiorl.process.imports import find_modules_here
 from aiorl.process.program import keep_output_from_failing
 
@@ -23,14 +24,18 @@ _ENGINES = {
     "ssh": "hosts that you can log in to",
     "slurm": "a Slurm cluster",
     "kubernetes": "a Kubernetes cluster: prints manifests for kubectl",
+    "kubeflow": "Kubeflow Trainer on Kubernetes: prints a TrainJob for kubectl",
+    "skypilot": "clouds and clusters by SkyPilot: prints a job group",
     "here": "copies of this command that srun, mpirun, PBS or a cloud's launcher starts",
 }
 """Engine, also the module's name -> the hosts that it uses."""
 _LIST = "\n".join(f"  {name:12}{about}" for name, about in _ENGINES.items())
 _HELP = f"""usage: {_PROG} ENGINE [options] -- LEARNER OPTIONS
+       {_PROG} ENGINE [options] -- --script FILE [ARGS]
        {_PROG} ENGINE VERB RUN
 
-Starts a learner and its workers on many hosts. What follows -- are options of `aiorl train`.
+Starts a learner and its workers on many hosts. What follows -- are options of `aiorl train`. With --script, a Python
+file of yours takes the learner's place, and the processes on hosts join its `aiorl.Actors()`.
 
 engines:
 {_LIST}
@@ -38,6 +43,7 @@ engines:
 examples:
   {_PROG} ssh --hosts host1=16 host2=16 -- --env CartPole-v1 --stop-return 475
   {_PROG} slurm --nodes 3 --time 4:00:00 -- --env CartPole-v1 --stop-return 475 --run-dir runs/mine
+  {_PROG} ssh --hosts host1=16 host2=16 -- --script my_loop.py --population 64
   {_PROG} slurm status runs/mine
   {_PROG} ENGINE --help        # Shows an engine's options, verbs and examples.
 """
@@ -73,9 +79,8 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
     verbs = "".join(
         f"  {prog} {key} RUN {verb.takes:6}# {verb.about}\n" for key, verb in engine.VERBS.items()
     )
-    parser = Parser(
-        prog, "[options] -- LEARNER OPTIONS", engine.ABOUT, f"{engine.EXAMPLES}\n{verbs}".rstrip()
-    )
+    usage = f"[options] -- LEARNER OPTIONS\n       {prog} [options] -- --script FILE [ARGS]"
+    parser = Parser(prog, usage, engine.ABOUT, f"{engine.EXAMPLES}\n{verbs}".rstrip())
     parser.add_argument(
         "--print", action="store_true", help="Print what would be run or submitted, and end."
     )
@@ -83,9 +88,13 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
     options = parser.parse(engine_words)
     if not learner_words:
         parser.error(
-            "Put the learner's options after --, such as: -- --env CartPole-v1 --stop-return 475"
+            "Put the learner's options after --, such as: -- --env CartPole-v1 --stop-return 475;"
+            " or a script: -- --script my_loop.py"
         )
-    job = checked(learner_words)
+    if is_script(learner_words):
+        job: Job = checked_script(prog, learner_words)
+    else:
+        job = checked(learner_words)
     if options.pop("print", False):
         sys.stdout.write(engine.artefact(job, options))
         return 0

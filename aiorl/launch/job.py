@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from aiorl.config.addresses import host_and_port, split_address
 from aiorl.config.command_line import Parser, as_typed
@@ -43,7 +43,16 @@ from aiorl.errors import ConfigError
 from aiorl.process.imports import child_python, find_modules_here, prepare_import, python_path
 from aiorl.process.replaced_file import replaced
 
-__all__ = ["Engine", "Job", "Verb", "check_printable", "checked", "saved"]
+__all__ = [
+    "Engine",
+    "Job",
+    "Verb",
+    "absolute",
+    "check_printable",
+    "checked",
+    "new_run_dir",
+    "saved",
+]
 
 CORES = "from aiorl.process.machine import usable_cores; print(usable_cores())"
 """Python that prints the cores of a host that its processes can use."""
@@ -110,8 +119,12 @@ class Job:
         num_workers: local workers that the user wants with the learner; None leaves it to the
             engine.
         port: the learner's port that the user wants, which also uses the next one; None for any.
+        is_script: True if a user's script takes the learner's place.
+        own_cores: number of cores that the learner itself needs on its host.
     """
 
+    is_script: ClassVar[bool] = False
+    own_cores: ClassVar[int] = 2
     run_dir: Path
     words: tuple[str, ...]
     config: Mapping[str, Any]
@@ -143,7 +156,7 @@ class Job:
         """Directory of the keys that the user gave, or of those made for this run."""
         directory = self.config["keys"]
         if directory:
-            return _absolute(directory)
+            return absolute(directory)
         return self.run_dir / "keys"
 
     def make_keys(self, workers: tuple[str, ...] = ("worker",)) -> Path:
@@ -161,6 +174,59 @@ class Job:
         if absent and self.keys == self.run_dir / "keys":
             make_keys(self.keys, absent)
         return self.keys
+
+    def main_words(self, *place: str, resumed: bool, run_dir: str = "") -> list[str]:
+        """Return the module that runs where workers join, and the words of its command.
+
+        Args:
+            *place: options that say where it listens, and with which keys.
+            resumed: True if the directory already has a run.
+            run_dir: the run's directory where it runs; "" for the same as here.
+        """
+        return ["aiorl", "train", *self.learner_words(resumed=resumed, run_dir=run_dir), *place]
+
+    def main_sh(self, python: str, place: str, run_dir: str = "") -> str:
+        """Return lines of POSIX shell that set the positional parameters to the command of
+        `main_words`.
+
+        Args:
+            python: the Python where it runs, as shell text (quoted, or a variable).
+            place: options that say where it listens, and with which keys, as shell text.
+            run_dir: the run's directory where it runs; "" for the same as here.
+        """
+        return f'{self.learner_sh(python, run_dir)}set -- "$@" {place}\n'
+
+    def launch_words(self, run_dir: str, num_workers: int) -> list[str]:
+        """Return the words after ``--`` of another `aiorl launch`, on a host that shares no disk.
+
+        Args:
+            run_dir: the run's directory there.
+            num_workers: number of worker processes next to the learner.
+        """
+        words = [*self.words, "--run-dir", run_dir, "--num-workers", str(num_workers)]
+        if self.config["keys"] is not None:
+            words += ["--keys", "null"]
+        if self.config["resume"] is not None:
+            words += ["--resume", "null"]
+        return words
+
+    def process_words(self, here: int, joining: int | None) -> list[str]:
+        """Return the options that say how many worker processes there are.
+
+        Args:
+            here: number of processes next to the learner.
+            joining: number of processes that the engine starts elsewhere; None if it can't know.
+        """
+        return ["--num-workers", str(here)]
+
+    def code_path(self) -> dict[str, str]:
+        """Return the environment variable with which Python finds the job's code on this machine,
+        and on those that share its disk.
+        """
+        return python_path()
+
+    def check_files(self) -> None:
+        """Refuse what the command needs of this machine and does not find."""
 
     def learner_words(self, *, resumed: bool, run_dir: str = "") -> list[str]:
         """Return the learner's options for a new or a resumed run; options that follow them take
@@ -286,7 +352,7 @@ def saved(
         ConfigError: this engine launched no run there; someone else can have written the file; or
             it is invalid.
     """
-    path = _absolute(run)
+    path = absolute(run)
     file = path / _FACTS
     hint = f"Give the run directory that `aiorl launch {engine}` printed."
     try:
@@ -334,7 +400,7 @@ def _damaged(file: Path, reason: str, run: str) -> ConfigError:
     )
 
 
-def _absolute(path: str) -> Path:
+def absolute(path: str) -> Path:
     """Return the path that a user typed, without ``~`` and ``..``; links in it stay."""
     return Path(os.path.abspath(os.path.expanduser(path)))
 
@@ -421,9 +487,14 @@ def checked(words: Sequence[str]) -> Job:
 def _run_dir(config: Mapping[str, Any]) -> Path:
     """Return the run's absolute directory; for a run without one, a new name below ``runs``."""
     if config["run_dir"] is not None:
-        return _absolute(config["run_dir"])
-    algo, env = (re.sub(r"[^A-Za-z0-9._-]+", "-", str(config[name])) for name in ("algo", "env"))
-    path = Path("runs").absolute() / f"{algo}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+        return absolute(config["run_dir"])
+    return new_run_dir(config["algo"], config["env"])
+
+
+def new_run_dir(*names: object) -> Path:
+    """Return an absolute path below ``runs``, made of names and the time, that does not exist."""
+    parts = [re.sub(r"[^A-Za-z0-9._-]+", "-", str(name)) for name in names]
+    path = Path("runs").absolute() / "_".join([*parts, time.strftime("%Y-%m-%d_%H-%M-%S")])
     if path.exists():
         return path.with_name(f"{path.name}_{secrets.token_hex(2)}")
     return path

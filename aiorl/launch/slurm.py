@@ -30,7 +30,6 @@ from aiorl.config.files import read_own
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.launch.job import Job, Verb, check_printable, saved
 from aiorl.launch.logs import show_ends
-from aiorl.process.imports import python_path
 from aiorl.text import one_line
 
 __all__ = ["ABOUT", "EXAMPLES", "VERBS", "add_arguments", "artefact", "run"]
@@ -46,11 +45,12 @@ Examples:
   python -m aiorl.launch slurm --nodes 3 --cpus-per-node 16 --time 4:00:00 -- --env CartPole-v1 --run-dir runs/mine
   # a learner, and up to 20 worker hosts that come and go
   python -m aiorl.launch slurm --elastic 20 --worker-options=--partition=spot -- --env CartPole-v1 --algo impala
-  # show the script
+  # a Python file of yours in place of the learner
+  python -m aiorl.launch slurm --nodes 3 --cpus-per-node 16 -- --script my_loop.py --population 64
+  # show the job's script
   python -m aiorl.launch slurm --nodes 3 --print -- --env CartPole-v1
 """
 _CPUS = 8
-_LEARNER_CPUS = 2
 _NOT_OF_SBATCH = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
 _MAX_SCRIPT_BYTES = 1 << 20
@@ -69,7 +69,7 @@ _START_LEARNER = """\
 if [[ ${{SLURM_RESTART_COUNT:-0}} != 0 && -e {lock} ]]; then
     flock --timeout 300 {lock} true || rm -f {lock}
 fi
-{learner}"$@" --bind {bind} --keys {keys} --num-workers {local} &"""
+{main}"$@" &"""
 _STEP = """\
 if ((SLURM_JOB_NUM_NODES > 1)); then
     others=$((SLURM_JOB_NUM_NODES - 1))
@@ -138,6 +138,7 @@ def run(job: Job, options: dict[str, Any]) -> int:
     Raises:
         ConfigError: a job of this run is there already.
     """
+    scripts = _scripts(job, options)
     names = [job.name]
     # launched on another login node, the same run has another name
     with contextlib.suppress(ConfigError):
@@ -152,7 +153,6 @@ def run(job: Job, options: dict[str, Any]) -> int:
             value=str(job.run_dir),
             hint=f"End it first: aiorl launch slurm stop {job.run_dir}",
         )
-    scripts = _scripts(job, options)
     job.make_place()
     job.make_keys()
     for name, text in scripts.items():
@@ -179,7 +179,8 @@ def run(job: Job, options: dict[str, Any]) -> int:
 def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     """Return name -> text of the learner's script, and of the workers' if they are elastic."""
     check_printable(options)
-    check_printable({"current directory": Path.cwd(), "python": sys.executable, **python_path()})
+    check_printable({"current directory": Path.cwd(), "python": sys.executable, **job.code_path()})
+    job.check_files()
     elastic = options.get("elastic")
     if elastic and "nodes" in options:
         raise ConfigError(
@@ -196,18 +197,18 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     cpus = options.get("cpus_per_node", _CPUS)
     local_workers = job.num_workers
     if local_workers is None:
-        local_workers = max(1, cpus - _LEARNER_CPUS)
+        local_workers = max(1, cpus - job.own_cores)
+    # jobs of an array come and go
+    joining = None if elastic else (options.get("nodes", 1) - 1) * cpus
     python = options.get("python") or sys.executable
     keys = str(job.keys)
     command = [python, "-P", "-m", "aiorl", "worker", "--connect", f"run:{job.run_dir}"]
     command += ["--keys", keys, "--log-dir", f"{job.run_dir}/logs"]
     worker = f'{shlex.join(command)} --num-workers "$SLURM_CPUS_PER_TASK"'
+    place = ["--bind", job.bind, "--keys", keys, *job.process_words(local_workers, joining)]
     start = _START_LEARNER.format(
         lock=shlex.quote(f"{job.run_dir}/lock"),
-        learner=job.learner_sh(shlex.quote(python)),
-        bind=job.bind,
-        keys=shlex.quote(keys),
-        local=local_workers,
+        main=job.main_sh(shlex.quote(python), shlex.join(place)),
     )
     sbatch_options = {
         name.replace("_", "-"): value
@@ -236,7 +237,7 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     learner_file, worker_file = _FILES
     if not elastic:
         step = _STEP.format(worker=worker)
-        return {learner_file: _script(header, start, step, after="")}
+        return {learner_file: _script(job, header, start, step, after="")}
     worker_header = {
         **header,
         "job-name": f"{job.name}-worker",
@@ -246,18 +247,18 @@ def _scripts(job: Job, options: Mapping[str, Any]) -> dict[str, str]:
     }
     after = _END_WORKERS.format(name=f"{job.name}-worker")
     return {
-        learner_file: _script(header, start, workers="", after=after),
-        worker_file: _script(worker_header, f"{worker} &", workers="", after=""),
+        learner_file: _script(job, header, start, workers="", after=after),
+        worker_file: _script(job, worker_header, f"{worker} &", workers="", after=""),
     }
 
 
-def _script(header: Mapping[str, object], start: str, workers: str, after: str) -> str:
+def _script(job: Job, header: Mapping[str, object], start: str, workers: str, after: str) -> str:
     lines = ["#!/usr/bin/env bash"]
     for name, value in header.items():
         word = "" if value == "" else f"={shlex.quote(str(value))}"
         lines.append(f"#SBATCH --{name}{word}")
     environment = "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in python_path().items()
+        f"export {name}={shlex.quote(value)}\n" for name, value in job.code_path().items()
     )
     parts = {"environment": environment, "start": f"{start}\n", "workers": workers, "after": after}
     body = re.sub(r"(?m)^@(\w+)\n", lambda match: parts[match[1]], _BODY.read_text("utf-8"))
@@ -324,7 +325,7 @@ def _stop(run: str) -> int:
     running = [task for task, state, *_ in _tasks(facts["name"]) if state == "RUNNING"]
     if running:
         _slurm("scancel", "--signal=INT", "--batch", *running)
-        sys.stdout.write("the learner writes its checkpoint, and all workers end\n")
+        sys.stdout.write("it saves its state and ends, and all workers with it\n")
     else:
         _slurm("scancel", "--quiet", f"--name={facts['name']}")
         _slurm("scancel", "--quiet", f"--name={facts['name']}-worker")

@@ -23,7 +23,8 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -37,7 +38,8 @@ from aiorl.errors import AiorlError, ConfigError
 from aiorl.launch import ssh_host
 from aiorl.launch.job import CORES, Job, Verb, check_printable, saved
 from aiorl.launch.logs import lines_of, printable, show_ends
-from aiorl.launch.shipment import archive, code_archive, look_through
+from aiorl.launch.script_job import ScriptJob
+from aiorl.launch.shipment import Shipment, archive, code_archive, look_through
 from aiorl.process.imports import child_python, python_path
 from aiorl.text import one_line
 
@@ -48,6 +50,8 @@ Examples:
   aiorl launch ssh --hosts host1 host2=16 -- --env my_envs:Heavy --stop-return 100
   # hosts in a file, HOST or HOST=N on each line; the learner on one of them; in the background
   aiorl launch ssh --hosts hosts.txt --learner host1 --detach -- --env CartPole-v1
+  # a Python file of yours in place of the learner
+  aiorl launch ssh --hosts host1=8 host2=16 -- --script my_loop.py --population 64
 """
 _MODULES = (
     "gymnasium",
@@ -282,19 +286,42 @@ class Launch:
         except (OSError, ValueError):
             sys.stderr.write(f"aiorl: {line}\n")
 
-    def learner_words(self, run_dir: str = "", keys: str = "") -> list[str]:
-        """Return the learner's options; its directories of run and keys can be others where it
-        runs.
+    @cached_property
+    def shipment(self) -> Shipment | None:
+        """The files of the directory of code; None for a wheel."""
+        if not self.code.is_dir():
+            return None
+        return look_through(self.code, self.include)
+
+    def script_there(self) -> str:
+        """Return the path of the script on hosts, relative to the code; "" if there is none.
+
+        Raises:
+            ConfigError: the script does not exist, or is not sent.
         """
-        words = self.job.learner_words(
-            resumed=(self.job.run_dir / "run.json").exists(), run_dir=run_dir
-        )
-        words += ["--bind", self.job.bind]
+        if not isinstance(self.job, ScriptJob):
+            return ""
+        self.job.check_files()
+        files = self.shipment.files if self.shipment is not None else []
+        return self.job.path_in(self.code, files)
+
+    def main_words(self, run_dir: str = "", keys: str = "") -> list[str]:
+        """Return module and words of the command that hosts join, here or, with other directories
+        of run and keys, on a host.
+        """
+        job = self.job
+        if run_dir and job.is_script:
+            job = replace(job, words=(self.script_there(), *job.words[1:]))
+        place = ["--bind", job.bind]
         if self.keys:
-            words += ["--keys", keys or self.keys]
-        if self.job.num_workers is None:
-            words += ["--num-workers", "0"]
-        return words
+            place += ["--keys", keys or self.keys]
+        counts = list(self.hosts.values())
+        joining = None  # of a host without a number, no one knows the cores yet
+        if None not in counts:
+            joining = sum(filter(None, counts))
+        place += job.process_words(job.num_workers or 0, joining)
+        is_resumed = (job.run_dir / "run.json").exists()
+        return job.main_words(*place, resumed=is_resumed, run_dir=run_dir)
 
     def program(self, host: str) -> list[str]:
         """Return the command that runs `aiorl.launch.ssh_host` on a host."""
@@ -419,9 +446,10 @@ class Host(threading.Thread):
         """Begin with the program on the host, and return the facts that it sends; None if it does
         not run.
         """
+        needs_tensorflow = self._is_learner and not self.launch.job.is_script
         request = {
             "place": f"{self._place}+{secrets.token_hex(2)}",
-            "modules": (*_MODULES, "tensorflow") if self._is_learner else _MODULES,
+            "modules": (*_MODULES, "tensorflow") if needs_tensorflow else _MODULES,
         }
         self._send(_SOURCE, json.dumps(request).encode() + b"\n")
         for raw in lines_of(self._process.stdout):
@@ -452,7 +480,7 @@ class Host(threading.Thread):
             archives.append(_package_archive())
         if self._is_learner:
             launch.address = launch.address or facts["server"]
-            module = ["aiorl", "train", *launch.learner_words(f"{place}/run", f"{place}/keys")]
+            module = launch.main_words(f"{place}/run", f"{place}/keys")
         else:
             address = url(launch.address or facts["client"], launch.port)
             number = ssh_host.CORES if self.workers is None else str(self.workers)
@@ -464,6 +492,7 @@ class Host(threading.Thread):
             "cores": CORES,
             "leave_s": _LEARNER_LEAVE_S if self._is_learner else _WORKERS_LEAVE_S,
             "spare": int(self._name == launch.learner),
+            "folder": os.path.dirname(launch.script_there()),
             "archives": [len(content) for content in archives],
         }
         return [json.dumps(request).encode() + b"\n", *archives]
@@ -488,7 +517,8 @@ class Host(threading.Thread):
                     with path.open("wb") as file:
                         shutil.copyfileobj(content, file)
         config = run_dir / "config.yaml"
-        config.write_text(self._as_here(config.read_text("utf-8"), place), "utf-8")
+        if config.exists():
+            config.write_text(self._as_here(config.read_text("utf-8"), place), "utf-8")
 
     def _as_here(self, text: str, place: str) -> str:
         """Return a text with paths of this machine for those of the host."""
@@ -527,9 +557,10 @@ class Host(threading.Thread):
 def artefact(job: Job, options: dict[str, Any]) -> str:
     """See `Engine`."""
     launch = Launch(job, options)
+    launch.script_there()
     lines = [
         f"# on {launch.learner or 'this machine'}",
-        shlex.join(["aiorl", "train", *launch.learner_words()]),
+        shlex.join(["python", "-P", "-m", *launch.main_words()]),
     ]
     for host, workers in launch.hosts.items():
         lines += [
@@ -537,11 +568,10 @@ def artefact(job: Job, options: dict[str, Any]) -> str:
             shlex.join(launch.program(host)),
         ]
     names = [launch.code]
-    if launch.code.is_dir():
-        shipment = look_through(launch.code, launch.include)
-        names = shipment.files
-        if shipment.left_out:
-            lines.append(f"# {shipment.about_left_out()}")
+    if launch.shipment is not None:
+        names = launch.shipment.files
+        if launch.shipment.left_out:
+            lines.append(f"# {launch.shipment.about_left_out()}")
     lines.append(f"# sent to {launch.place}:")
     lines += [f"#   {one_line(str(name), 4000)}" for name in names]
     return "\n".join(lines) + "\n"
@@ -552,10 +582,9 @@ def run(job: Job, options: dict[str, Any]) -> int:
     launch = Launch(job, options)
     logs = job.run_dir / "logs"
     launch.packed_code = code_archive(launch.code, include=launch.include)
-    if launch.code.is_dir():
-        shipment = look_through(launch.code, launch.include)
-        if shipment.left_out:
-            sys.stderr.write(f"aiorl: {shipment.about_left_out()}\n")
+    if launch.shipment is not None and launch.shipment.left_out:
+        sys.stderr.write(f"aiorl: {launch.shipment.about_left_out()}\n")
+    launch.script_there()
     job.make_place()
     with launcher_lock(job.run_dir):
         if launch.keys:
@@ -598,12 +627,16 @@ def _run_attached(launch: Launch) -> int:
         learner = Host(launch, launch.learner, is_learner=True)
         learner.start()
     else:
-        command = [*child_python("aiorl.launch.ssh_learner"), *launch.learner_words()]
         learner = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env={**os.environ, **python_path()}
+            _command_here(launch),
+            stdin=subprocess.PIPE,
+            env={**os.environ, **python_path()},
+            # a script gets each signal once, from here; a learner ignores repeated ones
+            process_group=0 if launch.job.is_script else None,
         )
         assert learner.stdin is not None
-        launch.to_learner = learner.stdin
+        if not launch.job.is_script:
+            launch.to_learner = learner.stdin
     signal_times: list[float] = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -645,6 +678,14 @@ def _run_attached(launch: Launch) -> int:
     if has_failed and launch.job.port and not launch.learner:  # perhaps before there was a display
         sys.stderr.write((launch.job.run_dir / "logs" / "launch.txt").read_text("utf-8"))
     return 1 if has_failed else learner.poll() or 0
+
+
+def _command_here(launch: Launch) -> list[str]:
+    """Return the command of the learner, or of the script in its place, on this machine."""
+    module, *words = launch.main_words()
+    if launch.job.is_script:
+        return [*child_python(module), "--exit-with-parent", *words]
+    return [*child_python("aiorl.launch.ssh_learner"), *words[1:]]
 
 
 def _update_hosts(launch: Launch, hosts: dict[str, Host]) -> None:

@@ -225,6 +225,8 @@ def _run(place: Path, request: dict[str, Any]) -> tuple[int, bool]:
     silent.
     """
     path = [str(place / "package"), os.environ.get("PYTHONPATH", "")]
+    if request.get("folder"):  # of a script, which workers import
+        path.insert(1, str(place / "code" / request["folder"]))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     os.chdir(place / "code")
     command: list[str] = request["command"]

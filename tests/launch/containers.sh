@@ -1,4 +1,4 @@
-# The containers of a learner and a worker, as a kubelet would run them: preempted once, then to the end.
+# The containers of a learner, or a script, and a worker, as a kubelet would run them: preempted once, then to the end.
 # Run in namespaces of its own (mounts, network, processes) and in an empty directory, by test_kubernetes.py.
 set -eu
 mount --make-rprivate /
@@ -41,7 +41,7 @@ build $PWD/learner "learner.key_secret learner.key admitted/worker.key"
 build $PWD/worker "worker.key_secret learner.key"
 ($HOW $PWD/worker "$WORKER") & worker=$!
 ($HOW $PWD/learner "$LEARNER") & learner=$!
-until grep -qs updates_total runs/*/result.jsonl; do kill -0 $learner; sleep 0.2; done
+until eval "$BEGUN"; do kill -0 $learner; sleep 0.2; done
 chroot $PWD/learner grep -qs "$LISTENS" /proc/net/tcp; chroot $PWD/worker grep -qs "$CONNECTED" /proc/net/tcp
 ! chroot --userspec=1000:1000 $PWD/learner touch /usr/it 2> /dev/null
 kill -TERM $learner; status=0; wait $learner || status=$?; echo preempted $status

@@ -26,6 +26,7 @@ from aiorl.keys import make_keys
 from aiorl.launch import kubernetes
 from aiorl.launch.__main__ import main
 from aiorl.launch.job import Job
+from aiorl.launch.script_job import checked_script
 
 ROOT = Path(aiorl.__file__).parents[1]
 ROLE, ROLES = "app.kubernetes.io/component", ("learner", "worker")
@@ -291,14 +292,23 @@ def test_verbs_use_kubectl_on_the_runs_objects(
 @pytest.mark.skipif(
     not shutil.which("unshare") or not shutil.which("ip"), reason="needs unshare and ip"
 )
-@pytest.mark.parametrize("how", ["by_chroot", "by_podman"])
+@pytest.mark.parametrize(
+    ("how", "is_script"), [("by_chroot", False), ("by_podman", False), ("by_chroot", True)]
+)
 def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the_learner_resumes(
-    tmp_path: Path, how: str
+    tmp_path: Path, how: str, is_script: bool
 ) -> None:
+    """R255: a script in the learner's place starts again, and its processes join again."""
     if how == "by_podman" and (not shutil.which("podman") or ROOT.is_relative_to("/tmp")):
         pytest.skip("podman is not installed, or hides this copy of the sources")
     words = (CARTPOLE, *SMALL, "--min-iter-time-s=0.2", "--stop-timesteps=8192", "--seed=1")
-    made = Manifests(replace(job(*words), run_dir=tmp_path), cpus=2)
+    begun = "grep -qs updates_total runs/*/result.jsonl"
+    launched = job(*words)
+    if is_script:
+        loop = ROOT / "tests" / "support" / "launched_loop.py"
+        launched = checked_script("aiorl launch", ["--script", str(loop), "wait-once"])
+        begun = "grep -qs '2 actors, 2 joined' learner.log"
+    made = Manifests(replace(launched, run_dir=tmp_path), workers=1, cpus=2)
     make_keys(tmp_path / "keys")
     places = {
         ROOT,
@@ -311,6 +321,7 @@ def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the
     ]
     environment = {
         "HOW": how,
+        "BEGUN": begun,
         "NAME": made.found["Service"]["metadata"]["name"],
         "PLACES": " ".join(str(place) for place in places if not place.is_relative_to("/usr")),
         "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -342,4 +353,4 @@ def test_containers_run_as_another_user_in_a_root_that_cannot_be_written_and_the
     assert done.stdout.splitlines() == ["preempted 143", "learner 0", "worker 0"], (
         f"{done.stderr}\n{logs}"
     )
-    assert "resuming from" in logs
+    assert ("turn 2" if is_script else "resuming from") in logs

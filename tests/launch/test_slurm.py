@@ -25,6 +25,7 @@ NODES = ("n1", "n2", "n3")
 NETWORK = "10.78.0"
 NEEDS = ("ip", "slurmctld", "slurmd", "sbatch", "munged")
 PYTHON = Path(sys.executable)
+LOOP = Path(__file__).parents[1] / "support" / "launched_loop.py"
 
 CONFIG = """\
 ClusterName=test
@@ -209,6 +210,8 @@ class Cluster:
             for command in (self.kill, lambda name: call("ip", "netns", "del", f"laun-{name}")):
                 with contextlib.suppress(AssertionError):
                     command(name)
+            # a namespace lives on, and its link with it, while a process of it ends
+            subprocess.run(["ip", "link", "del", f"laun-{name}"], capture_output=True, check=False)
             shutil.rmtree(f"/etc/netns/laun-{name}", ignore_errors=True)
         subprocess.run(["ip", "link", "del", "launbr"], capture_output=True, check=False)
         if self.munged:
@@ -228,11 +231,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 class Launched:
     """A run launched in a directory of its own."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *options: str) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, *options: str, launched: tuple[str, ...] = LEARNER
+    ) -> None:
         self.cluster, self.folder = cluster, folder
         self.run = folder / "runs" / "mine"
         (folder / "slow.py").write_text(ENVIRONMENT)
-        said = self.aiorl(*options, "--", *LEARNER)
+        said = self.aiorl(*options, "--", *launched)
         self.job = re.findall(r"submitted job (\d+)", said)[0]
 
     def aiorl(self, *words: str) -> str:
@@ -261,8 +266,10 @@ class Launched:
         return facts["Restarts"] == str(times) and facts["JobState"] == "RUNNING"
 
     def log(self) -> str:
-        """Return the job's log since its last start."""
-        return (self.run / f"slurm-{self.job}.log").read_text().rpartition("=== start")[2]
+        """Return the job's log since its last start; "" before the first one."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.run / f"slurm-{self.job}.log").read_text().rpartition("=== start")[2]
+        return ""
 
     def until_it_trains(self, workers: int, within_s: float = 60.0) -> None:
         """Wait for results after this moment, with a number of workers."""
@@ -275,6 +282,42 @@ class Launched:
         """
         end = json.loads(rows[-1])["timestamp"] - lost_s
         assert {row for row in rows if json.loads(row)["timestamp"] <= end} <= set(self.rows())
+
+
+SCRIPT = ("--run-dir=runs/mine", "--script", "my_loop.py")
+
+
+def test_a_script_has_the_processes_of_all_nodes_and_another_turn_after_a_time_limit(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """R255"""
+    shutil.copy(LOOP, tmp_path / "my_loop.py")
+    run = Launched(cluster, tmp_path, "--nodes=3", "--cpus-per-node=2", launched=(*SCRIPT, "wait"))
+    until(lambda: "5 actors, 4 joined, on n1 n2 n3" in run.log())
+    cluster.call("scancel", "--signal=USR1", "--batch", run.job)
+    until(lambda: run.has_restarted(1))
+    until(lambda: "5 actors, 4 joined, on n1 n2 n3" in run.log())
+    assert "turn 2" in run.log()
+    run.aiorl("stop", "runs/mine")
+    until(lambda: run.facts()["JobState"] == "FAILED")
+    assert run.facts()["ExitCode"] == f"{128 + signal.SIGINT}:0"
+    assert run.log().count("ending in order") == 1
+
+
+def test_a_script_ends_the_array_of_its_processes_with_its_own_status(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    shutil.copy(LOOP, tmp_path / "my_loop.py")
+    run = Launched(
+        cluster,
+        tmp_path,
+        "--elastic=2",
+        "--cpus-per-node=1",
+        launched=(*SCRIPT, "count=2", "seven"),
+    )
+    until(lambda: not cluster.call("squeue", "-h"))
+    assert "2 actors, 2 joined" in run.log()
+    assert run.facts()["ExitCode"] == "7:0"
 
 
 @pytest.mark.timeout(400)

@@ -52,6 +52,7 @@ class Lane(gymnasium.Env):
         return self.look(), reward, self.left == 0, False, {}
 '''
 LANE = ("--env=lane:Lane", *SMALL)
+LOOP = Path(__file__).parents[1] / "support" / "launched_loop.py"
 AIORL = (sys.executable, "-m", "aiorl", "launch", "ssh")
 _LACKS = "root on Linux" if sys.platform != "linux" or os.geteuid() else ""
 _LACKS = _LACKS or ", ".join(name for name in ("ip", "ssh-keygen", SSHD) if not shutil.which(name))
@@ -309,11 +310,17 @@ class Hosts:
     def start(
         self, *words: str, hosts: str = "n1=1 n2=1 n3=1", terminal: int | None = None
     ) -> Started:
+        """Launch a learner, or what `words` name with --script."""
         ssh = ("--ssh", f"ssh -F {self.folder}/config", "--hosts", *hosts.split())
-        self._started.append(
-            _Launched([*AIORL, *ssh, *words, *LANE, "--run-dir=run"], self.work, terminal)
-        )
+        learner = () if "--script" in words else (*LANE, "--run-dir=run")
+        self._started.append(_Launched([*AIORL, *ssh, *words, *learner], self.work, terminal))
         return self._started[-1]
+
+    def add_loop(self) -> str:
+        """Put a script into a folder of the directory to launch from, and return its path."""
+        (self.work / "loops").mkdir()
+        shutil.copy(LOOP, self.work / "loops" / "my_loop.py")
+        return "loops/my_loop.py"
 
     def close(self) -> None:
         for started in self._started:
@@ -459,4 +466,55 @@ def test_a_run_in_the_background_continues_until_it_is_stopped(hosts: Hosts) -> 
     run(*AIORL, "stop", place)
     assert "ended" in run(*AIORL, "status", place)
     assert [*(place / "checkpoints").glob("checkpoint-*")]
+    assert not hosts.left()
+
+
+@needs_hosts
+def test_a_script_gets_the_processes_of_all_hosts_and_its_status_is_the_launchers(
+    hosts: Hosts,
+) -> None:
+    """R255"""
+    loop = hosts.add_loop()
+    started = hosts.start("--", "--run-dir=run", "--script", loop, "seven", hosts="n1=2 n2=1")
+    assert started.wait(90) == 7, started.text
+    assert "3 actors, 3 joined" in started.text
+    wait_until(lambda: not hosts.left(), 10, "that nothing is left")
+
+
+@needs_hosts
+@pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL", "stop"])
+def test_a_script_and_its_processes_end_with_the_launcher(hosts: Hosts, how: str) -> None:
+    loop = hosts.add_loop()
+    ours, terminal = pty.openpty()
+    started = hosts.start(
+        "--", "--run-dir=run", "--script", loop, "wait", hosts="n1=1 n2=1", terminal=terminal
+    )
+    os.close(terminal)
+    started.wait_for("2 actors, 2 joined")
+    match how:
+        case "Ctrl-C":
+            os.write(ours, b"\x03")
+            assert started.wait(60) == 128 + signal.SIGINT
+        case "stop":
+            assert "runs" in run(*AIORL, "status", hosts.work / "run")
+            run(*AIORL, "stop", hosts.work / "run")
+            assert started.wait(60) == 128 + signal.SIGTERM
+        case "SIGKILL":
+            started.send(signal.SIGKILL)
+            started.wait(60)
+    wait_until(lambda: not hosts.left(), 60, "that nothing is left")
+    os.close(ours)
+    assert "ending in order" in started.text
+
+
+@needs_hosts
+def test_a_script_on_a_host_brings_back_what_it_has_saved_and_finds_it_again(hosts: Hosts) -> None:
+    loop = hosts.add_loop()
+    words = ("--learner=n1", "--", "--run-dir=run", "--script", loop)
+    for turn in (1, 2):
+        started = hosts.start(*words, "seven", hosts="n2=1")
+        assert started.wait(90) == 7, started.text
+        assert f"turn {turn}" in started.text
+        assert "1 actors, 1 joined" in started.text
+        assert (hosts.work / "run/turns.txt").read_text() == "turn\n" * turn
     assert not hosts.left()
