@@ -14,7 +14,7 @@ It uses the same code as the learner, but has no leases, train batches or schedu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,25 +81,48 @@ class _Updates:
             "adapted": {name: value for values in adapted for name, value in values.items()},
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that `state` returned.
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Check that a state fits.
+
+        Args:
+            state: state that `state` returned.
 
         Raises:
-            PolicyError: a variable is missing or has another shape; nothing has changed then.
+            PolicyError: a value is missing, or a variable has another shape.
         """
-        variables = self.plan.other_variables()
-        saved = state["variables"]
-        for name, variable in variables.items():
-            if name not in saved or np.shape(saved[name]) != tuple(variable.shape):
+        current = self.state()
+        _require(state, current)
+        _require(state["adapted"], current["adapted"])
+        _require(state["variables"], current["variables"])
+        for name, array in current["variables"].items():
+            shape = np.shape(state["variables"][name])
+            if shape != array.shape:
                 raise PolicyError(
-                    f"the saved state has no {name!r} of the shape {tuple(variable.shape)}: it is"
-                    " of a policy with other settings"
+                    f"the saved state has {name!r} of the shape {shape}, expected {array.shape}: it"
+                    " is of a policy with other settings"
                 )
-        for name, variable in variables.items():
-            variable.assign(saved[name])
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `check` has accepted."""
+        for name, variable in self.plan.other_variables().items():
+            variable.assign(state["variables"][name])
         for adaptation in self.plan.adaptations:
             adaptation.set_state(state["adapted"])
         self.count = int(state["updates"])
+
+
+def _require(saved: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check that there is a saved value for each name.
+
+    Raises:
+        PolicyError: there is none.
+    """
+    for name in names:
+        if name not in saved:
+            raise PolicyError(
+                f"the saved state has no {name!r}: it is of another kind of policy, or of one with"
+                " other settings"
+            )
 
 
 class PolicyLearning:
@@ -451,10 +474,13 @@ class AlgorithmPolicy(TFPolicy):
         """See `Policy.set_state`.
 
         Raises:
-            PolicyError: the state doesn't fit.
+            PolicyError: a value is missing, or the weights or a variable don't fit; nothing has
+                changed then.
         """
-        self.learning.updates.set_state(state["learning"])
+        _require(state, ("weights", "global_timestep", "learning"))
+        self.learning.updates.check(state["learning"])
         super().set_state(state)
+        self.learning.updates.set_state(state["learning"])
 
     def _gradient_learning(self) -> PolicyLearning:
         if not isinstance(self.learning, PolicyLearning):

@@ -168,6 +168,35 @@ def test_a_restored_policy_learns_on_as_the_saved_one(make: Make, name: str) -> 
         other_network.restore(first.save())
 
 
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make: Make) -> None:
+    policy = make("PPOTFPolicy", {"kl_coeff": 1.0}).get_policy()
+    policy.learn_on_batch(make("PPOTFPolicy").sample())
+    before = policy.get_state()
+    learning = before["learning"]
+    optimizer = {**learning["variables"], "optimizer/002": np.zeros(3)}
+    other_weights = {name: array + 1.0 for name, array in before["weights"].items()}
+    unfit: list[tuple[str, dict[str, Any]]] = [
+        ("learning", {name: before[name] for name in before if name != "learning"}),
+        ("weights", {name: before[name] for name in before if name != "weights"}),
+        ("updates", {**before, "learning": {"variables": {}, "adapted": {}}}),
+        ("kl_coeff", {**before, "learning": {**learning, "adapted": {}}}),
+        ("optimizer/000", {**before, "learning": {**learning, "variables": {}}}),
+        ("optimizer/002", {**before, "learning": {**learning, "variables": optimizer}}),
+    ]
+    for name, state in unfit:
+        if "weights" in state:
+            state["weights"] = other_weights
+        with pytest.raises(PolicyError, match=name):
+            policy.set_state(state)
+    with pytest.raises(PolicyError):
+        policy.set_state({**before, "weights": {}})
+    after = policy.get_state()
+    assert are_equal(before["weights"], after["weights"])
+    assert are_equal(learning["variables"], after["learning"]["variables"])
+    assert after["learning"]["adapted"] == learning["adapted"]
+    assert after["learning"]["updates"] == 1
+
+
 def test_penalties_adapt_to_the_updates(make: Make) -> None:
     worker = make("PPOTFPolicy", {"kl_coeff": 1.0, "kl_target": 1e-4, "lr": 0.05})
     rows = worker.sample()
