@@ -62,7 +62,7 @@ class ActorName:
 
 def pack(value: Any) -> Value:
     """Return a value as data that a message can carry, with copies of its arrays: they may change
-    before it is sent.
+    before it is sent. The copies can't be written to, since several calls may share them.
 
     Tuples, sets, dicts with any keys, NumPy numbers, batches, fragments, spaces, observation
     filters, metrics of episodes, handles of actors, classes and functions at the top level of a
@@ -188,7 +188,9 @@ def _checked_array(array: Array) -> Array:
             f"an array of dtype {array.dtype} can't be sent to or from an actor: only arrays of"
             " numbers of at most 64 bits, and of booleans"
         )
-    return array.copy()
+    copied = array.copy()
+    copied.flags.writeable = False
+    return copied
 
 
 def _packed_items(items: list[Any] | tuple[Any, ...]) -> list[Value]:

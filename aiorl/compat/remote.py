@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-import numpy as np
-
 from aiorl.actors.calls import ActorHandle, RemoteCall
 from aiorl.actors.hub import Actors
 from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, settle
@@ -122,34 +120,12 @@ def put(value: Any) -> ObjectRef:
     """
     if isinstance(value, ObjectRef):
         raise TypeError("put takes a value, got a reference: pass the reference itself")
-    packed = _snapshot(value)
+    packed = pack(value)
     return PutRef(packed, unpack(packed, _same_handle, imports_code=True))
 
 
 def _same_handle(name: str, path: str) -> Any:
     return ActorName(name, path)
-
-
-def _snapshot(value: Any) -> Value:
-    """Return a value as a message carries it, which later changes of the value do not affect.
-
-    Raises:
-        UnsendableError: it contains something that can't be sent.
-    """
-    packed: Value = _with_copies(pack(value))
-    return packed
-
-
-def _with_copies(packed: Any) -> Any:
-    if isinstance(packed, np.ndarray):
-        array = packed.copy()
-        array.flags.writeable = False
-        return array
-    if isinstance(packed, dict):
-        return {key: _with_copies(value) for key, value in packed.items()}
-    if isinstance(packed, list):
-        return [_with_copies(value) for value in packed]
-    return packed
 
 
 # Calls
@@ -205,7 +181,7 @@ class _Arguments:
 
 
 def _packed_or_ref(value: Any) -> Value | ObjectRef:
-    return value if isinstance(value, ObjectRef) else _snapshot(value)
+    return value if isinstance(value, ObjectRef) else pack(value)
 
 
 def _filled_in(value: Any) -> Value:

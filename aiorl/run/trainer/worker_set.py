@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -284,8 +283,7 @@ class WorkerSet:
 
     def _handle(self, place: SamplerPlace, worker: RegisteredWorker) -> RemoteWorker:
         def submit(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
-            # the caller can change its arrays before they are sent
-            packed = copy.deepcopy(packed_arguments(args, kwargs))
+            packed = packed_arguments(args, kwargs)
             calls = self._training().source.calls
             assert calls is not None, "this worker is a process"
             future: Future[Any] = Future()

@@ -11,7 +11,6 @@ not sent, nor are rows whose gradients are sent instead.
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
@@ -352,11 +351,9 @@ class SamplerUnit:
         args = unpack(packed["args"], refuse_handle, imports_code=True)
         kwargs = unpack(packed["kwargs"], refuse_handle, imports_code=True)
         try:
-            result = pack(function(*args, **kwargs))
+            return pack(function(*args, **kwargs))
         except StopIteration as error:  # no future can have this exception
             raise RuntimeError(f"{method} raised StopIteration") from error
-        # the next fragment may change arrays of the result before they are sent
-        return copy.deepcopy(result)
 
     def take_deltas(self, sequence: int) -> dict[str, dict[str, Any]]:
         """Return policy id -> filter delta, sent with the fragment of that sequence number; only
