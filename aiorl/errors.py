@@ -478,11 +478,12 @@ class RemoteError(ActorError):
 
 
 class ActorLost(ActorError):
-    """An actor ended before it answered; whether it ran the method is unknown.
+    """An actor or a worker ended before it answered; whether it ran the method is unknown.
 
     Attributes:
-        actor: name of the actor.
-        reason: why it ended, one plain sentence.
+        actor: name of the actor, or "worker 3" for a worker of a run; "the answer of worker 3" if
+            only that is lost.
+        reason: why it is lost, one plain sentence.
         is_restarting: True if the actor starts again, with the arguments of its first start.
     """
 
@@ -495,7 +496,7 @@ class ActorLost(ActorError):
     def __str__(self) -> str:
         """Return one sentence."""
         end = "; it starts again" if self.is_restarting else ""
-        return f"the actor {self.actor} is lost: {self.reason}{end}"
+        return f"{self.actor} is lost: {self.reason}{end}"
 
 
 class CallTimeout(ActorError, TimeoutError):

@@ -195,7 +195,7 @@ class ActorSession:
         if self._unsent.pop(call_id, None) is None:
             self._send(m.Cancel(call_id))
         else:
-            self._events.append(CallEnded(call_id, False, {"kind": "CancelledError"}))
+            self._events.append(CallEnded(call_id, False, m.failed("CancelledError")))
 
     def leave(self, reason: str) -> None:
         """End on purpose."""
@@ -363,7 +363,7 @@ class ActorSession:
         self._waiting = [waiting for waiting in self._waiting if waiting.payload != number]
         if not isinstance(value, Mapping):
             for call in ready:
-                gone = {"kind": "LookupError", "message": "its shared arguments are gone"}
+                gone = m.failed("LookupError", "its shared arguments are gone")
                 self.reply(call.call_id, ok=False, result=gone)
             return
         self._payloads[number] = value
@@ -378,7 +378,7 @@ class ActorSession:
             self._events.append(CallCancelled(call_id))
             return
         self._waiting.remove(waiting[0])
-        self.reply(call_id, ok=False, result={"kind": "CancelledError"})
+        self.reply(call_id, ok=False, result=m.failed("CancelledError"))
 
 
 def _payload_of(call: m.Call) -> int:

@@ -170,11 +170,11 @@ class Calls:
 
 def description_of(error: BaseException) -> dict[str, m.Value]:
     """Return what a reply says of an exception; see `error_of`."""
-    return {
-        "kind": type(error).__qualname__,
-        "message": str(error)[:4000],
-        "traceback": "".join(traceback.format_exception(error))[-12_000:],
-    }
+    return m.failed(
+        kind=type(error).__qualname__,
+        message=str(error)[:4000],
+        traceback="".join(traceback.format_exception(error))[-12_000:],
+    )
 
 
 def error_of(method: str, result: Any) -> ActorError:

@@ -336,7 +336,7 @@ class HubSession:
         if actor.calls[call_id].is_sent:
             self._send_to(actor, m.Cancel(call_id))
         else:
-            self._end_call(actor, call_id, ok=False, result={"kind": "CancelledError"})
+            self._end_call(actor, call_id, ok=False, result=m.failed("CancelledError"))
 
     def end(self, name: str, reason: str) -> None:
         """End an actor and its process for good; its pending calls are lost."""
@@ -463,7 +463,7 @@ class HubSession:
         place = self._places.get(peer)
         if place is None:
             return
-        result: m.Value = {"kind": "UnsendableError", "message": reason}
+        result = m.failed("UnsendableError", reason)
         match message:
             case m.Call(call_id):
                 self._reply(place, call_id, ok=False, result=result)
@@ -785,7 +785,7 @@ class HubSession:
         if call.caller is None:
             self._events.append(CallLost(call.call_id, name, reason, is_restarting=is_restarting))
         else:
-            lost: m.Value = {"lost": name, "message": reason, "is_restarting": is_restarting}
+            lost = m.lost(name, reason, is_restarting=is_restarting)
             self._answer(call.caller, call, ok=False, result=lost)
 
     def _answer(

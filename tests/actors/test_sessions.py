@@ -46,7 +46,7 @@ class Process:
                 case up.CallCancelled(call_id):
                     for call in [c for c in self.calls if c.call_id == call_id]:
                         self.calls.remove(call)
-                        self.session.reply(call_id, ok=False, result={"kind": "CancelledError"})
+                        self.session.reply(call_id, ok=False, result=m.failed("CancelledError"))
                 case up.Ended():
                     self.is_alive = False
         self.to_hub.extend(self.session.messages_to_send())

@@ -130,13 +130,18 @@ class WorkersCalls:
         """Return whether a call was begun and has no answer."""
         return call_id in self._running
 
-    def refusal(self, call_id: int) -> m.Reply | None:
-        """Return the answer to a call that is not run; None if it can be begun."""
+    def refusal(self, call_id: int, slot: int) -> m.Reply | None:
+        """Return the answer to a call that is not run; None if it can be begun.
+
+        Args:
+            call_id: number of the call.
+            slot: index of this worker.
+        """
         if call_id in self._answered:
-            lost = {"lost": "the answer", "message": "it was lost with the connection"}
-            return m.Reply(call_id, False, lost)
+            reason = "the connection ended before it arrived"
+            return m.Reply(call_id, False, m.lost(f"the answer of worker {slot}", reason))
         if len(self._running) >= _MAX_RUNNING:
-            return m.Reply(call_id, False, {"kind": "RuntimeError", "message": "too many calls"})
+            return m.Reply(call_id, False, m.failed("RuntimeError", "too many calls"))
         return None
 
     def begin(self, call_id: int) -> None:

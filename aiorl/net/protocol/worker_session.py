@@ -497,7 +497,7 @@ class WorkerSession:
         calls = self._calls
         if calls.is_running(call.call_id):
             return
-        refusal = calls.refusal(call.call_id)
+        refusal = calls.refusal(call.call_id, self.slot)
         if refusal is not None:
             self._say(refusal, now)
             return

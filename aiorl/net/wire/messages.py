@@ -392,11 +392,33 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """The answer to a Call: its result or, if ``ok`` is False, what went wrong."""
+    """The answer to a Call: its result or, if ``ok`` is False, one of `failed` or `lost`."""
 
     call_id: Count
     ok: bool
     result: Value
+
+
+def failed(kind: str, message: str = "", traceback: str = "") -> dict[str, Value]:
+    """Return the result of a call that has raised an exception.
+
+    Args:
+        kind: name of the exception's class.
+        message: its text.
+        traceback: its traceback as text.
+    """
+    return {"kind": kind, "message": message, "traceback": traceback}
+
+
+def lost(name: str, reason: str, *, is_restarting: bool = False) -> dict[str, Value]:
+    """Return the result of a call without an answer: whether the method has run is unknown.
+
+    Args:
+        name: the lost actor, or anything else that is lost with the answer.
+        reason: why it is, one plain sentence.
+        is_restarting: True if the actor starts again.
+    """
+    return {"lost": name, "message": reason, "is_restarting": is_restarting}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
