@@ -1,6 +1,7 @@
 """Calls from the caller's side: handles of actors, results that are awaited, and streams.
 
-A hub and an actor call in the same way, each through its session.
+A hub and an actor call in the same way, each through its session. The functions are for all calls,
+those of a run's workers as well, and for both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from aiorl.actors.references import ObjectRef, settle
-from aiorl.actors.values import ActorName, pack, unpack
+from aiorl.actors.values import ActorName, MakeHandle, pack, unpack
 from aiorl.errors import ActorError, ActorLost, RemoteError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.text import many_lines, one_line
@@ -47,6 +48,62 @@ def packed_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[s
         UnsendableError: they contain something that can't be sent.
     """
     return {"args": pack(list(args)), "kwargs": pack(dict(kwargs))}
+
+
+def unpacked_arguments(
+    packed: Mapping[str, m.Plain], make_handle: MakeHandle, *, imports_code: bool
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that `packed_arguments` was given.
+
+    Args:
+        packed: arguments of a call, from a peer.
+        make_handle: makes handles of actors.
+        imports_code: True if the peer may name classes and functions to import.
+
+    Raises:
+        RemoteProtocolError: they are not a result of `packed_arguments`, or name code that can't be
+            imported.
+    """
+    args = unpack(packed["args"], make_handle, imports_code=imports_code)
+    kwargs = unpack(packed["kwargs"], make_handle, imports_code=imports_code)
+    return args, kwargs
+
+
+def public_method(target: Any, name: str) -> Callable[..., Any]:
+    """Return a method that calls may name.
+
+    Args:
+        target: object with the method.
+        name: name of the method, from a peer.
+
+    Raises:
+        AttributeError: it has no such method, or that is private.
+    """
+    method: Callable[..., Any] | None = None
+    if not name.startswith("_"):
+        method = getattr(target, name, None)
+    if not callable(method):
+        raise AttributeError(f"a {type(target).__name__} has no public method {name!r}")
+    return method
+
+
+def answer_of(
+    method: str, *, ok: bool, result: m.Value, make_handle: MakeHandle
+) -> tuple[Any, Exception | None]:
+    """Return what a reply means: the method's result, or the error of the call.
+
+    Args:
+        method: name of the method, for people.
+        ok: False if the call has failed.
+        result: packed result, or what went wrong.
+        make_handle: makes handles of actors.
+    """
+    if not ok:
+        return None, error_of(method, result)
+    try:
+        return unpack(result, make_handle, imports_code=False), None
+    except RemoteProtocolError as error:
+        return None, error
 
 
 class Calls:
@@ -121,12 +178,10 @@ class Calls:
         call = self._remove(call_id)
         if call is None:  # it was cancelled
             return
-        if not ok:
-            call.fail(error_of(call.method, result))
-            return
-        try:
-            call.succeed(self._unpack(result))
-        except RemoteProtocolError as error:
+        answer, error = answer_of(call.method, ok=ok, result=result, make_handle=self.make_handle)
+        if error is None:
+            call.succeed(answer)
+        else:
             call.fail(error)
 
     def lost(self, call_id: int, error: ActorLost) -> None:
@@ -143,7 +198,7 @@ class Calls:
         try:
             if stream.is_full:
                 raise RemoteProtocolError(f"{stream.method} sent more items than were asked for")
-            stream.put(self._unpack(value))
+            stream.put(unpack(value, self.make_handle, imports_code=False))
         except RemoteProtocolError as error:
             self.cancel(call_id)
             stream.fail(error)
@@ -164,12 +219,21 @@ class Calls:
         result = self._results.pop(call_id, None)
         return self._streams.pop(call_id, None) if result is None else result
 
-    def _unpack(self, value: m.Value) -> Any:
-        return unpack(value, self.make_handle, imports_code=False)
 
+def description_of(error: BaseException, *, runner: str = "") -> dict[str, m.Value]:
+    """Return what a reply says of an exception; see `error_of`.
 
-def description_of(error: BaseException) -> dict[str, m.Value]:
-    """Return what a reply says of an exception; see `error_of`."""
+    Args:
+        error: the exception.
+        runner: file of the module that has called the method. The traceback begins behind it, in
+            the user's code.
+    """
+    users_trace = trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == runner:
+            users_trace = trace.tb_next
+        trace = trace.tb_next
+    error = error.with_traceback(users_trace)
     return m.failed(
         kind=type(error).__qualname__,
         message=str(error)[:4000],

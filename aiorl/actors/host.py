@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Final
 
 from aiorl.actors.actor_session import (
@@ -27,10 +26,10 @@ from aiorl.actors.actor_session import (
     Ended,
     ObjectRequested,
 )
-from aiorl.actors.calls import Calls, description_of
+from aiorl.actors.calls import Calls, description_of, public_method, unpacked_arguments
 from aiorl.actors.hub_session import CallEnded, ItemArrived
 from aiorl.actors.object_thread import ObjectThread
-from aiorl.actors.values import LIMITS, pack, unpack
+from aiorl.actors.values import LIMITS, pack
 from aiorl.config.code import import_object
 from aiorl.errors import (
     LocalProtocolError,
@@ -228,7 +227,7 @@ class ActorHost:
     def _begin(self, call: CallArrived) -> None:
         """Begin to run a method: a plain one in the thread, any other as a task."""
         try:
-            method = self._method(call.method)
+            method = public_method(self._object, call.method)
             args, kwargs = self._arguments(call.args, imports_code=not call.caller)
             if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
                 self._begin_task(call, method(*args, **kwargs))
@@ -239,14 +238,6 @@ class ActorHost:
         future = self._thread.call(lambda: _packed_or_later(method(*args, **kwargs)))
         self._running[call.call_id] = future
         future.add_done_callback(functools.partial(self._returned, call))
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        method: Callable[..., Any] | None = None
-        if not name.startswith("_"):
-            method = getattr(self._object, name, None)
-        if not callable(method):
-            raise AttributeError(f"a {type(self._object).__name__} has no public method {name!r}")
-        return method
 
     def _returned(self, call: CallArrived, future: asyncio.Future[Any]) -> None:
         """Answer with what a plain method has returned, or continue with it in a task."""
@@ -334,10 +325,7 @@ class ActorHost:
     def _arguments(
         self, packed: Mapping[str, Plain], *, imports_code: bool
     ) -> tuple[list[Any], dict[str, Any]]:
-        make_handle = self._calls.make_handle
-        args = unpack(packed["args"], make_handle, imports_code=imports_code)
-        kwargs = unpack(packed["kwargs"], make_handle, imports_code=imports_code)
-        return args, kwargs
+        return unpacked_arguments(packed, self._calls.make_handle, imports_code=imports_code)
 
     def _answer(self, call_id: int, *, ok: bool, result: Any) -> None:
         self._session.reply(call_id, ok=ok, result=result)
@@ -360,16 +348,6 @@ def _packed_next(items: Iterator[Any]) -> Any:
     return item if item is _DONE else pack(item)
 
 
-def _from_users_code_on(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames that lead from this module to the user's code."""
-    users = trace
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == __file__:
-            users = trace.tb_next
-        trace = trace.tb_next
-    return users
-
-
 def _described(error: BaseException) -> dict[str, Any]:
     """Return what the caller gets to know of an exception."""
-    return description_of(error.with_traceback(_from_users_code_on(error.__traceback__)))
+    return description_of(error, runner=__file__)

@@ -7,13 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from aiorl.actors.calls import error_of
-from aiorl.actors.values import num_bytes, refuse_handle, unpack
+from aiorl.actors.calls import answer_of
+from aiorl.actors.values import num_bytes, refuse_handle
 from aiorl.errors import (
     ActorError,
     ActorLost,
     LocalProtocolError,
-    RemoteProtocolError,
     UnsendableError,
 )
 from aiorl.net.protocol import events as ev
@@ -93,15 +92,14 @@ class WorkerCalls:
         call = self._open.pop(reply.call_id, None)
         if call is None:  # not a call of a user
             return
-        if not reply.ok:
-            call.future.set_exception(error_of(f"{call.method} of {call.name}", reply.result))
-            return
-        try:
-            result = unpack(reply.result, refuse_handle, imports_code=False)
-        except RemoteProtocolError as error:
-            call.future.set_exception(error)
+        method = f"{call.method} of {call.name}"
+        answer, error = answer_of(
+            method, ok=reply.ok, result=reply.result, make_handle=refuse_handle
+        )
+        if error is None:
+            call.future.set_result(answer)
         else:
-            call.future.set_result(result)
+            call.future.set_exception(error)
 
     def lost(self, loss: ev.CallLost) -> None:
         """End a call whose worker is lost."""

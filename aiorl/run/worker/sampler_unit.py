@@ -26,7 +26,8 @@ import numpy as np
 from aiorl.acting.filters import ObservationFilter
 from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
-from aiorl.actors.values import pack, refuse_handle, unpack
+from aiorl.actors.calls import public_method, unpacked_arguments
+from aiorl.actors.values import pack, refuse_handle
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
@@ -340,16 +341,12 @@ class SamplerUnit:
         """
         if not self._part.sample_async:  # then its own thread takes snapshots up
             self.take_up()
-        worker = self.worker.rollout_worker()
-        function = None if method.startswith("_") else getattr(worker, method, None)
-        if not callable(function):
-            raise AttributeError(f"a RolloutWorker has no public method {method!r}")
+        function = public_method(self.worker.rollout_worker(), method)
         if method in _ENDING:
             raise RuntimeError(
                 f"{method}() would end a worker of the run: trainer.workers.reset(others) does that"
             )
-        args = unpack(packed["args"], refuse_handle, imports_code=True)
-        kwargs = unpack(packed["kwargs"], refuse_handle, imports_code=True)
+        args, kwargs = unpacked_arguments(packed, refuse_handle, imports_code=True)
         try:
             return pack(function(*args, **kwargs))
         except StopIteration as error:  # no future can have this exception

@@ -9,6 +9,7 @@ neither heartbeats nor subscriptions. Several samplers of one process overlap th
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import re
@@ -571,7 +572,8 @@ class WorkerService:
         except StopSampling:
             return  # this incarnation ends, and the call with it
         except (Exception, SystemExit) as error:  # the user's code may raise anything
-            self._session.reply(request, False, description_of(error), time.monotonic())
+            failure = description_of(error, runner=inspect.getfile(SamplerUnit))
+            self._session.reply(request, False, failure, time.monotonic())
         else:
             self._session.reply(request, True, result, time.monotonic())
         self._pump()

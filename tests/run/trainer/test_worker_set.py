@@ -165,6 +165,7 @@ def test_what_cannot_be_sent_is_refused_and_errors_come_back(trainer: Any) -> No
         with pytest.raises(RemoteError) as raised:
             get(getattr(worker, method).remote(*arguments), WAIT_S)
         assert raised.value.kind == kind
+        assert "sampler_unit.py" not in raised.value.remote_traceback, "it is not the user's"
     with pytest.raises(UnsendableError):
         get(worker.apply.remote(too_many_arrays, *too_many_arrays(None)), WAIT_S)
     with pytest.raises(ZeroDivisionError):
