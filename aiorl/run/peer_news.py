@@ -156,7 +156,7 @@ class PeerNews:
                 f" for {worker.in_env_s:.0f} s; its stacks follow in the log"
             )
             if self.report("environments that hang", worker.slot, text, logging.WARNING):
-                self.session.call(worker.slot, calls.STACKS, {})
+                self.session.call(worker.slot, calls.STACKS, {}, num_bytes=0)
         self._hung = {worker.incarnation for worker in hung}
 
     def look_for_slow_workers(self) -> None:

@@ -35,13 +35,6 @@ class SamplerPlace:
     sampler: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    name: str
-    method: str
-    future: Future[Any]
-
-
 class WorkerCalls:
     """Calls that have not ended. They run between two fragments of their sampler, in order.
 
@@ -57,7 +50,7 @@ class WorkerCalls:
         self._session = session
         self._check = check
         self._pump = pump
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Future[Any]] = {}
 
     def begin(
         self, place: SamplerPlace, method: str, packed: Mapping[str, Plain], future: Future[Any]
@@ -71,10 +64,9 @@ class WorkerCalls:
             future: gets the result, or the error: RemoteError of the method, ActorLost if the
                 worker is lost, UnsendableError if the arguments are too large.
         """
-        call = _Open(f"worker {place.slot}", method, future)
         slot = self._session.slot_of(place.incarnation)
         if not slot:
-            future.set_exception(ActorLost(call.name, "it has left the run"))
+            future.set_exception(ActorLost(f"worker {place.slot}", "it has left the run"))
             return
         args = {**packed, "sampler": place.sampler}
         try:
@@ -84,31 +76,33 @@ class WorkerCalls:
             future.set_exception(UnsendableError(text))
             return
         number = self._session.call(slot, method, args, num_bytes=num_bytes(args))
-        self._open[number] = call
+        self._open[number] = future
         self._pump()
 
     def replied(self, reply: ev.CallReplied) -> None:
         """Take the answer to a call."""
-        call = self._open.pop(reply.call_id, None)
-        if call is None:  # not a call of a user
+        future = self._open.pop(reply.call_id, None)
+        if future is None:  # not a call of a user
             return
-        method = f"{call.method} of {call.name}"
+        method = f"{reply.method} of worker {reply.slot}"
         answer, error = answer_of(
             method, ok=reply.ok, result=reply.result, make_handle=refuse_handle
         )
         if error is None:
-            call.future.set_result(answer)
+            future.set_result(answer)
         else:
-            call.future.set_exception(error)
+            future.set_exception(error)
 
     def lost(self, loss: ev.CallLost) -> None:
         """End a call whose worker is lost."""
-        call = self._open.pop(loss.call_id, None)
-        if call is not None:
-            call.future.set_exception(ActorLost(call.name, loss.reason))
+        future = self._open.pop(loss.call_id, None)
+        if future is not None:
+            future.set_exception(ActorLost(f"worker {loss.slot}", loss.reason))
 
     def close(self, reason: str) -> None:
         """End all calls; the workers have left."""
-        for call in self._open.values():
-            call.future.set_exception(ActorError(f"{call.method} of {call.name}: {reason}"))
+        for future in self._open.values():
+            future.set_exception(
+                ActorError(f"the call has no answer, since the run ends: {reason}")
+            )
         self._open.clear()

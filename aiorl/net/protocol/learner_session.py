@@ -194,9 +194,7 @@ class LearnerSession:
         """
         self._send_grants(self.leases.stream(waiting, min_version, self._clock.now))
 
-    def call(
-        self, slot: int, method: str, args: Mapping[str, m.Plain], *, num_bytes: int = 0
-    ) -> int:
+    def call(self, slot: int, method: str, args: Mapping[str, m.Plain], *, num_bytes: int) -> int:
         """Ask a worker to run a method; return the number of the call, which ends with CallReplied
         or CallLost.
 

@@ -127,7 +127,7 @@ class HostileWorld:
                     self.session.deal_again(1 + source.below(4))
                 case 1:
                     method = source.choice(["stacks", "ping"])
-                    self.calls.add(self.session.call(slot, method, {}))
+                    self.calls.add(self.session.call(slot, method, {}, num_bytes=0))
                 case 2:
                     self.session.mark_lost(slot, "ended", self.now)
                 case _:

@@ -843,7 +843,8 @@ class FaultyNetworkWithCalls(FaultyNetwork):
         for slot in self.learner.slots[index : index + 1]:
             for _ in range(count):
                 token = next(self.tokens)
-                self.pending[self.learner.call(slot, "ping", {"token": token})] = token
+                number = self.learner.call(slot, "ping", {"token": token}, num_bytes=0)
+                self.pending[number] = token
         self.learner_shell()
 
     @rule(index=FaultyNetwork.nodes_index, count=st.integers(1, 70))

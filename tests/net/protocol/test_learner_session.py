@@ -509,26 +509,27 @@ def test_snapshots_are_broadcast_and_given_on_request_but_not_too_often() -> Non
 
 def test_a_call_is_answered_once_by_the_called_worker() -> None:
     session = make("a", "b")
-    first = session.call(1, "ping", {"x": 1})
+    first = session.call(1, "ping", {"x": 1}, num_bytes=0)
     assert [(message.method, message.args) for message in sent(session)] == [("ping", {"x": 1})]
     session.receive(B, m.Reply(first, True, "forged"), 1.0)
     session.receive(A, m.Reply(first, True, "pong"), 1.0)
     session.receive(A, m.Reply(first, True, "pong"), 1.0)
     (event,) = told(session)
     assert (event.slot, event.call_id, event.ok, event.result) == (1, first, True, "pong")
-    lost = session.call(1, "ping", {})
+    lost = session.call(1, "ping", {}, num_bytes=0)
     session.mark_lost(1, "killed", 2.0)
     join(session, A, "a2", 3.0)
     session.receive(A, m.Reply(lost, True, "pong"), 3.0)
     assert told(session, ev.CallReplied) == []
     with pytest.raises(LocalProtocolError, match="9"):
-        session.call(9, "x", {})
+        session.call(9, "x", {}, num_bytes=0)
 
 
 def test_calls_of_a_lost_worker_end_and_others_go_their_way() -> None:
     session = make("a", "b")
-    sent_call, other = session.call(1, "ping", {}), session.call(2, "ping", {})
-    waiting = [session.call(1, "ping", {}) for _ in range(64)][-1]
+    sent_call = session.call(1, "ping", {}, num_bytes=0)
+    other = session.call(2, "ping", {}, num_bytes=0)
+    waiting = [session.call(1, "ping", {}, num_bytes=0) for _ in range(64)][-1]
     session.mark_lost(1, "killed", 2.0)
     lost = told(session, ev.CallLost)
     assert {sent_call, waiting} <= {event.call_id for event in lost}
@@ -543,7 +544,7 @@ def test_a_worker_gets_a_limited_number_of_calls_and_bytes_at_a_time_in_order(
 ) -> None:
     session = make("a")
     numbers = [session.call(1, "ping", {}, num_bytes=num_bytes) for _ in range(66)]
-    stacks = session.call(1, "stacks", {})
+    stacks = session.call(1, "stacks", {}, num_bytes=0)
     assert [message.call_id for message in sent(session)] == [*numbers[:at_a_time], stacks]
     session.receive(A, m.Reply(numbers[0], True, None), 1.0)
     session.receive(A, m.Reply(stacks, True, ""), 1.0)
@@ -552,10 +553,10 @@ def test_a_worker_gets_a_limited_number_of_calls_and_bytes_at_a_time_in_order(
 
 def test_calls_without_an_answer_are_repeated_after_each_welcome() -> None:
     session = make("a")
-    number = session.call(1, "ping", {"x": 1})
+    number = session.call(1, "ping", {"x": 1}, num_bytes=0)
     sent(session)
     session.peer_gone(A, 1.0)
-    later = session.call(1, "ping", {})
+    later = session.call(1, "ping", {}, num_bytes=0)
     assert sent(session) == []
     session.receive(B, hello("a"), 2.0, key="key-a")
     calls = [message for message in sent(session) if isinstance(message, m.Call)]
@@ -582,7 +583,7 @@ def test_each_connected_worker_gets_one_acknowledgement_after_all_other_messages
         session.receive(A, fragment(seq, leases[0]), 1.0)
         session.receive(B, fragment(seq, leases[1]), 1.0)
     session.peer_gone(B, 1.0)
-    session.call(1, "ping", {})
+    session.call(1, "ping", {}, num_bytes=0)
     assert [type(message) for message in sent(session)] == [m.Call, m.Ack]
     session.receive(A, fragment(3, leases[0]), 1.0)
     assert [message.seq for message in sent(session)] == [3]

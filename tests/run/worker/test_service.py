@@ -276,7 +276,9 @@ async def test_a_fragment_in_hand_when_its_registration_ends_is_dropped(
 async def test_the_learner_can_ask_a_worker_for_its_stacks() -> None:
     async with running(1) as both:
         session, events = both.source.session, both.source.session.events
-        good, bad = (session.call(1, what, {"sampler": 0}) for what in ("stacks", "nonsense"))
+        good, bad = (
+            session.call(1, what, {"sampler": 0}, num_bytes=0) for what in ("stacks", "nonsense")
+        )
         replies: dict[int, CallReplied] = {}
 
         def noting() -> list[LearnerEvent]:
