@@ -78,9 +78,9 @@ from aiorl.run.overview import Overview
 from aiorl.run.peer_news import PeerNews, states_of
 from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
 from aiorl.run.ports import TrainingView
+from aiorl.run.sampler_calls import SamplerCalls
 from aiorl.run.source import Source
 from aiorl.run.update_thread import UpdateEvent, UpdatesEnded, UpdateThread
-from aiorl.run.worker_calls import WorkerCalls
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class RemoteSource(Source):
         limits = transport.limits
         self._codec = _Codec(limits_of(limits), compress=limits.compression != "off")
         self._news = PeerNews(training.tell, core.session)
-        self._calls = WorkerCalls(core.session, lambda call: self._codec.check(call, 0), self.pump)
+        self._calls = SamplerCalls(core.session, lambda call: self._codec.check(call, 0), self.pump)
         self._happened = _Happened()
         self._is_pump_due = False
         self._is_over = False
@@ -239,7 +239,7 @@ class RemoteSource(Source):
         )
 
     @property
-    def calls(self) -> WorkerCalls:
+    def calls(self) -> SamplerCalls:
         """See `Source`."""
         return self._calls
 

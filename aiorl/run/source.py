@@ -14,8 +14,8 @@ from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
 from aiorl.run.overview import Overview
 from aiorl.run.ports import Play, Updates
+from aiorl.run.sampler_calls import SamplerCalls
 from aiorl.run.worker.sampler_unit import SamplerUnit
-from aiorl.run.worker_calls import WorkerCalls
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Source(Protocol):
         return ""
 
     @property
-    def calls(self) -> WorkerCalls | None:
+    def calls(self) -> SamplerCalls | None:
         """Calls of methods of worker processes; None if there are none."""
         return None
 

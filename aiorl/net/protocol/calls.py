@@ -61,8 +61,8 @@ class _OfWorker:
         return call.message
 
 
-class LearnersCalls:
-    """Calls to workers that have not ended; only the learner adds any."""
+class OpenCalls:
+    """The learner's end: its calls to workers that have not ended."""
 
     def __init__(self) -> None:
         self._next_id = 1
@@ -114,8 +114,8 @@ class LearnersCalls:
         return [call.message for call in (*calls.sent.values(), *calls.waiting)]
 
 
-class WorkersCalls:
-    """Calls that a worker has received in one registration life.
+class ReceivedCalls:
+    """The worker's end: the calls that it has received in one registration life.
 
     Attributes:
         unsent: answers that can't be sent before the next welcome.

@@ -28,7 +28,7 @@ from aiorl.config.worker import TransportConfig
 from aiorl.data.fragment import PolicyGraph
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.calls import LearnersCalls
+from aiorl.net.protocol.calls import OpenCalls
 from aiorl.net.protocol.leases import Grant, LeaseBook
 from aiorl.net.protocol.ledger import MAX_FRAGMENT_STEPS, Ledger
 from aiorl.net.protocol.missed import MissedSnapshots
@@ -118,7 +118,7 @@ class LearnerSession:
         self._waiting = WaitingLine()
         self._rates = _Rates()
         self._missed = MissedSnapshots()
-        self._calls = LearnersCalls()
+        self._calls = OpenCalls()
         self.start_data = StartData()
         self._goodbye: m.Bye | None = None
         self._outbox = _Outbox()

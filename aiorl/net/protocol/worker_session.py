@@ -23,7 +23,7 @@ from aiorl.config.worker import TransportConfig
 from aiorl.data.columns import Array
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.protocol import events as ev
-from aiorl.net.protocol.calls import WorkersCalls
+from aiorl.net.protocol.calls import ReceivedCalls
 from aiorl.net.protocol.leases import WorkerLeases
 from aiorl.net.wire import messages as m
 
@@ -98,7 +98,7 @@ class WorkerSession:
         self.version = -1
         self._make_incarnation = make_incarnation
         self._leases = WorkerLeases()
-        self._calls = WorkersCalls()
+        self._calls = ReceivedCalls()
         self._fragments = _SentFragments(settings)
         self._link = _Link()
         self._greeting = _Greeting(slot_hint=settings.slot_hint)
@@ -483,7 +483,7 @@ class WorkerSession:
         self._begin_with(-1)
         self._greeting.refusal = ""
         self._leases.clear()
-        self._calls = WorkersCalls()
+        self._calls = ReceivedCalls()
         self._fragments.reset()
         self._heartbeat.in_env_s = 0.0
         self._heartbeat.activity = ""

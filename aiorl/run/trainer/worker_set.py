@@ -15,9 +15,9 @@ from aiorl.actors.references import RefHandle
 from aiorl.config.rllib_file import no_attribute
 from aiorl.errors import CallTimeout, ConfigError
 from aiorl.net.protocol.roster import Worker as RegisteredWorker
+from aiorl.run.sampler_calls import SamplerPlace
 from aiorl.run.threads import LoopThread
 from aiorl.run.training import Training
-from aiorl.run.worker_calls import SamplerPlace
 from aiorl.sampling.worker import Worker
 
 R = TypeVar("R")

@@ -1,4 +1,4 @@
-"""Calls of the methods of a run's workers, for code of users."""
+"""The learner's end of the calls that code of users makes to samplers of a run's workers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class SamplerPlace:
     sampler: int
 
 
-class WorkerCalls:
-    """Calls that have not ended. They run between two fragments of their sampler, in order.
+class SamplerCalls:
+    """The learner's end of users' calls that have not ended. They run between two fragments of their
+    sampler, in order.
 
     Args:
         session: sends them.
