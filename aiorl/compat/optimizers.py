@@ -32,7 +32,14 @@ from aiorl.compat.remote import put
 from aiorl.compat.worker_set import WorkerSet, make_workers
 from aiorl.data import columns as c
 from aiorl.data.arrays import Batch, concat_batches, rows_by_policy
-from aiorl.data.columns import DEFAULT_POLICY_ID, Columns, ColumnSpec, Dtype
+from aiorl.data.columns import (
+    BATCH_INDEXES,
+    DEFAULT_POLICY_ID,
+    TD_ERROR,
+    Columns,
+    ColumnSpec,
+    Dtype,
+)
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
@@ -43,13 +50,6 @@ from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.run.report.results import Results
 
 logger = logging.getLogger(__name__)
-
-BATCH_INDEXES = "batch_indexes"
-"""Column of drawn rows: their numbers in the replay."""
-WEIGHTS = "weights"
-"""Column of drawn rows: their importance weights."""
-TD_ERROR = "td_error"
-"""Figure of an update: the TD error of each row, by which rows are drawn."""
 
 _NOT_STORED = {c.EPS_ID, c.INFOS, c.VALID}
 _LEARNER_STATS = "learner_stats"

@@ -538,6 +538,8 @@ class RemoteHandle(RefHandle):
     handle.method(...)``.
     """
 
+    _cls: type[Any]
+
     def __init__(self, hub: _Hub, actor: _RemoteActor, cls: type[Any]) -> None:
         """Prepare the handle; `RemoteClass.remote` returns them.
 
@@ -547,7 +549,6 @@ class RemoteHandle(RefHandle):
             cls: its class.
         """
         super().__init__(self._begin, cls)
-        self._cls: type[Any] = cls
         self._hub = hub
         self._actor = actor
 

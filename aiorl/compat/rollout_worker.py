@@ -860,7 +860,13 @@ class RolloutWorker(EvaluatorInterface, _Worker):
         from aiorl.compat.limits import ActorOptions
         from aiorl.compat.remote import RemoteClass
 
-        options = ActorOptions(num_cpus, num_gpus, memory, object_store_memory, resources)
+        options = ActorOptions(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            memory=memory,
+            object_store_memory=object_store_memory,
+            resources=resources,
+        )
         return RemoteClass(cls, options)
 
     def get_node_ip(self) -> str:

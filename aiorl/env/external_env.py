@@ -757,7 +757,7 @@ class EpisodeTable:
             SamplerDied: the sampler has stopped.
         """
         with self._changed:
-            self._check_polled()
+            self._check_not_stopped()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
             _check_hashable(episode_id)
@@ -981,7 +981,7 @@ class EpisodeTable:
             self._changed.notify_all()
 
     def _get(self, episode_id: Hashable) -> _Episode:
-        self._check_polled()
+        self._check_not_stopped()
         _check_hashable(episode_id)
         episode = self._active.get(episode_id)
         if episode is None:
@@ -993,7 +993,7 @@ class EpisodeTable:
         episode.heard_at = self._clock()
         return episode
 
-    def _check_polled(self) -> None:
+    def _check_not_stopped(self) -> None:
         if self.is_stopped:
             raise _stopped()
 

@@ -25,7 +25,16 @@ from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.config import with_former_defaults
 from aiorl.config.schema import CommonConfig
 from aiorl.data import columns as c
-from aiorl.data.columns import CULPRIT, I64, METRICS, NUM_ROWS, PRIORITIES, Array, gradients_in
+from aiorl.data.columns import (
+    CULPRIT,
+    I64,
+    METRICS,
+    NUM_ROWS,
+    PRIORITIES,
+    TD_ERROR,
+    Array,
+    gradients_in,
+)
 from aiorl.data.fragment import check_fragment
 from aiorl.data.layout import to_training_arrays
 from aiorl.data.obs_layout import layout_of
@@ -48,9 +57,6 @@ from aiorl.learning.models.export import make_acting_spec
 from aiorl.learning.models.tf_policy import TFPolicy
 from aiorl.learning.replayed import Replayed, replay_spec
 from aiorl.learning.steps import SEEDS, STEPS_BEFORE, WEIGHTS
-
-TD_ERROR = "td_error"
-"""Figure of an update with rows of a replay: the absolute TD error [B] of each row."""
 
 _LEAST_UNIT = 4
 _SIZE_BITS = 4

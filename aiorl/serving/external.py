@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 Fields = dict[str, Any]
 """Request or answer, by the names of its parts."""
 
-OnAnswer = Callable[[Fields], None]
+OnReply = Callable[[Fields], None]
 """Function that takes the answer to a request."""
 
 CLIENTS = "clients"
@@ -178,7 +178,7 @@ class ClientEnv(ExternalMultiAgentEnv):
         episode_id: str,
         obs: dict[str, Any],
         client_actions: dict[str, Any] | None,
-        on_answer: OnAnswer,
+        on_answer: OnReply,
     ) -> None:
         """Publish observations by agent, and have the actions for them passed on: those that the
         client took, and the policies' for others.
@@ -227,7 +227,7 @@ class ClientEnv(ExternalMultiAgentEnv):
             except queue.Empty:
                 self._episodes.time_out(self.action_timeout_s)
 
-    def submit(self, do: str, name: str, body: Mapping[str, Any], on_answer: OnAnswer) -> None:
+    def submit(self, do: str, name: str, body: Mapping[str, Any], on_answer: OnReply) -> None:
         """Take a request of a session, and have the answer passed on, with ``status`` and ``error``
         if it is refused.
 
@@ -252,7 +252,9 @@ class ClientEnv(ExternalMultiAgentEnv):
             return {"session": name}
         if do == "close":
             return self._sessions.pop(name).drop()
-        return {"end": self._sessions[name].end}[do](body)
+        if do == "end":
+            return self._sessions[name].end(body)
+        raise ValueError(f"{do!r:.40} is not a request of a session: open, act, end or close")
 
     def _talk(self, link: ClientConnection) -> None:
         """Take the requests that come by a connection, until it is lost."""
@@ -341,7 +343,7 @@ class _Session:
         self._steps = 0
         self._total = 0.0
 
-    def act(self, body: Mapping[str, Any], on_answer: OnAnswer) -> None:
+    def act(self, body: Mapping[str, Any], on_answer: OnReply) -> None:
         check_keys(body, _OF_ACT)
         obs = self._values(body, "observation")
         client_actions = self._values(body, "action") if "action" in body else None
