@@ -99,7 +99,8 @@ class TimerStat:
 
 
 class PolicyOptimizer(ABC):
-    """Data flow of an algorithm between workers. A subclass defines `step`.
+    """Data flow of an algorithm between the workers of an `aiorl.WorkerSet`. A subclass defines
+    `step`.
 
     Attributes:
         workers: the workers.
@@ -114,7 +115,8 @@ class PolicyOptimizer(ABC):
         """Take the workers.
 
         Args:
-            workers: a `WorkerSet`, or an object with its interface.
+            workers: an `aiorl.WorkerSet`, or an object with its interface; not the
+                ``trainer.workers`` of a run, which its trainer drives.
         """
         self.workers = workers
         self.num_steps_sampled = 0

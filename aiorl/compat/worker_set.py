@@ -20,6 +20,10 @@ class WorkerSet:
 
     workers = WorkerSet(env_creator="CartPole-v1", policy=PGTFPolicy, num_workers=4)
     batches = aiorl.get([worker.sample.remote() for worker in workers.remote_workers()])
+
+    Its workers do only what they are called for. Those of a run, which sample for a trainer, are its
+    ``trainer.workers``, another class: `reset` there makes the others leave the run, here it ends
+    none.
     """
 
     def __init__(

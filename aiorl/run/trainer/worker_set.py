@@ -80,6 +80,9 @@ class WorkerSet:
     the script that you run, and give them their arguments with `functools.partial`. An import path,
     ``package.module:name``, is possible, too. Without worker processes, any function will do. A
     worker that registers later has not seen earlier calls.
+
+    `aiorl.WorkerSet` is another class: its workers belong to no run, and sample only when they are
+    called. `reset` here makes the others leave the run, there it ends none.
     """
 
     def __init__(
