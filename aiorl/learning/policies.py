@@ -6,7 +6,8 @@ own config or the worker's ``policy_config``::
     worker = RolloutWorker("CartPole-v1", PGTFPolicy, policy_config={"gamma": 0.95, "lr": 0.001})
     worker.learn_on_batch(worker.sample())
 
-Importing this module loads TensorFlow.
+Importing this module loads TensorFlow. It is therefore in this room, though its names are RLlib's:
+nothing in `aiorl/compat/` loads TensorFlow.
 """
 
 from __future__ import annotations
