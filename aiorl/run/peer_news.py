@@ -167,7 +167,7 @@ class PeerNews:
         if pacing is None:
             return
         self._slow &= set(self.session.slots)
-        for slow in pacing.slow_workers():
+        for slow in pacing.slow_workers(time.monotonic()):
             if slow.slot in self._slow:
                 continue
             self._slow.add(slow.slot)

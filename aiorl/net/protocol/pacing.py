@@ -204,13 +204,15 @@ class Pacing:
             self._reach.shorten()
             self._change(min(self.budget, self._largest_now()))
 
-    def slow_workers(self) -> list[SlowWorker]:
-        """Return the workers left out because the policy outruns their fragments."""
+    def slow_workers(self, now: float) -> list[SlowWorker]:
+        """Return the workers left out because the policy outruns their fragments, whatever waits in
+        the queue.
+        """
         update_s = self._updates.mean_s or float("inf")
         return [
             SlowWorker(slot=pace.slot, fragment_s=pace.mean_s, updates=pace.mean_s / update_s)
             for pace in self._paces.values()
-            if pace.needs_trial and pace.num_brought > 1
+            if pace.needs_trial and pace.num_brought > 1 and not self._keeps_up(pace, 0, now)
         ]
 
     # The learner
@@ -227,7 +229,7 @@ class Pacing:
         updates = self._updates
         was_held_back = updates.held_back
         updates.held_back = False
-        took_s = updates.ended(now)
+        took_s = updates.ended(now, queued // self._batch)
         if took_s is None:
             return
         if self._reach.num_arrived - self._num_at_change < self.outstanding:
@@ -370,6 +372,9 @@ class Pacing:
         # a fast worker's long queue is the budget's concern
         if pace.mean_s <= update_s:
             return True
+        # how many updates fit into a fragment is known once that time has been watched
+        if now - updates.began < pace.mean_s:
+            return True
         # Today's queue says little about the queue at arrival: the learner's hands alone may be
         # full by then.
         lag_in_queue = min(waiting / self._batch, _IN_HAND)
@@ -414,22 +419,41 @@ class _Reach:
 class _Updates:
     """Pace of the learner's updates.
 
+    Batches that waited while the first update was compiled are trained on in quick succession,
+    which says nothing about the pace. It is measured from the last of them on.
+
     Attributes:
         mean_s: mean seconds from one update to the next, 0 while unknown.
-        newest: time of the newest one.
+        began: time from which the pace is measured.
+        newest: time of the newest update.
         held_back: True if the budget held workers back since then.
+        num_measured: updates in ``mean_s``.
+        num_waiting: updates that still come before ``began``, -1 before the first one.
     """
 
     mean_s: float = 0.0
+    began: float = float("-inf")
     newest: float = float("-inf")
     held_back: bool = False
+    num_measured: int = 0
+    num_waiting: int = -1
 
-    def ended(self, now: float) -> float | None:
-        """Record an update; return the seconds since the one before, None for the first."""
+    def ended(self, now: float, queued_batches: int) -> float | None:
+        """Record an update.
+
+        Returns:
+            Seconds since the one before; None before the pace is measured.
+        """
         took_s = now - self.newest
-        is_first = self.newest == float("-inf")
         self.newest = now
-        if is_first:
+        if self.num_waiting < 0:
+            self.num_waiting = queued_batches + _IN_HAND
+        if self.num_waiting:
+            self.num_waiting -= 1
+            self.began = now
             return None
-        self.mean_s += (_UPDATE_SMOOTHING if self.mean_s else 1.0) * (took_s - self.mean_s)
+        self.num_measured += 1
+        # the first ones have equal weights, so that a single one says little
+        weight = max(_UPDATE_SMOOTHING, 1 / self.num_measured)
+        self.mean_s += weight * (took_s - self.mean_s)
         return took_s
