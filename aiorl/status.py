@@ -62,6 +62,7 @@ _COLUMNS = {
     "doing": "state",
     "env steps": "env_steps",
     "steps/s": "env_steps_per_s",
+    "ms/step": "env_step_ms",
     "lag": "lag",
     "heard": "heard_s",
     "last words": "words",
@@ -271,8 +272,8 @@ class Part:
     def parts(self, name: str) -> list[Part]:
         return [Part(item) for item in self._list(name)]
 
-    def texts(self, name: str) -> list[str]:
-        return [one_line(item, 100) for item in self._list(name) if isinstance(item, str)]
+    def texts(self, name: str, most: int = 100) -> list[str]:
+        return [one_line(item, most) for item in self._list(name) if isinstance(item, str)]
 
     def items(self) -> Iterator[tuple[str, str]]:
         return ((one_line(str(name), 64), self.text(name)) for name in self.value)
@@ -339,6 +340,7 @@ def shown(account: dict[str, Any]) -> str:
         ]
         for part in whole.parts("gone")[:8]
     ]
+    lines += [f"{'advice':11}{sentence}" for sentence in whole.texts("advice", _MAX_WORDS)]
     logs = [[name, words] for name, words in whole.part("logs").items()]
     if workers:
         lines += ["", *_table([[*_COLUMNS], *workers])]

@@ -105,7 +105,9 @@ def test_a_mistake_in_a_command_takes_one_sentence(
     assert says in error
 
 
-def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_name_the_command_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     text = (
         "python -m aiorl.learner --resume a; python -m aiorl.evaluate a; python -m"
         " aiorl.config.rllib_file"
@@ -117,7 +119,11 @@ def test_messages_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatc
             == "aiorl train --resume a; aiorl evaluate a; python -m aiorl.config.rllib_file"
         )
     monkeypatch.setattr(sys, "argv", [str(ROOT / "aiorl/learner.py")])
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert as_typed(text) == text
+    (tmp_path / "aiorl").write_text("#!/bin/sh")
+    (tmp_path / "aiorl").chmod(0o755)
+    assert as_typed(text).startswith("aiorl train"), "the short name can be typed, too"
 
 
 @pytest.fixture

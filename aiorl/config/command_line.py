@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,10 +93,11 @@ class Parser(argparse.ArgumentParser):
 
 def as_typed(text: str) -> str:
     """Write `aiorl train` for `python -m aiorl.learner`, and so on, unless the user started one of
-    aiorl's modules.
+    aiorl's modules and the command `aiorl` is not on the path.
     """
     package = os.path.dirname(os.path.dirname(__file__))
-    if os.path.abspath(sys.argv[0]).startswith(package + os.sep):
+    is_module = os.path.abspath(sys.argv[0]).startswith(package + os.sep)
+    if is_module and shutil.which("aiorl") is None:
         return text
     return _COMMAND.sub(r"aiorl \1", _TRAIN.sub("aiorl train", text))
 

@@ -782,8 +782,8 @@ def _launcher(facts: dict[str, Any]) -> psutil.Process:
 
 def _status(run: str, count: int = 1) -> int:
     run_dir, _ = saved(run, "ssh", _FACTS)
-    state = "runs" if is_running(run_dir) else "ended"
-    sys.stdout.write(f"{one_line(str(run_dir), 4000)}: {state}\n")
+    state = "is running" if is_running(run_dir) else "has ended"
+    sys.stdout.write(f"The run in {one_line(str(run_dir), 4000)} {state}.\n")
     show_ends(sorted(run_dir.glob("logs/*.txt")), count)
     return 0
 

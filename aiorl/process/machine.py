@@ -13,6 +13,7 @@ import ctypes
 import functools
 import math
 import os
+import socket
 import sys
 import time
 import traceback
@@ -43,6 +44,13 @@ def usable_cores(root: Path = Path("/")) -> int:
         if all(map(str.isdecimal, times)):
             cores = min(cores, max(1, int(times[0]) // int(times[1])))
     return cores
+
+
+def host_name() -> str:
+    """Return the name of this host: as Slurm calls it in its jobs, otherwise that of the machine,
+    which several nodes of Slurm can share.
+    """
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def spare_cores() -> int:

@@ -14,16 +14,17 @@ import itertools
 import json
 import math
 import os
-import socket
+import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiorl.errors import ConfigError
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.roster import Worker
+from aiorl.process.machine import host_name
 from aiorl.process.versions import versions
 from aiorl.run.core import News
 from aiorl.run.ports import TrainingView
@@ -48,37 +49,76 @@ _RESULT = (
 _MAX_GONE = 64
 _MAX_WORDS = 300
 _WINDOW_S = 5.0
+_MAX_ENV_S = 1e6
+_SMOOTHING = 0.1
+_BUSY = 0.9
+"""Share of the learner's time that it spends on updates, from which more workers do not help."""
+_SLOW_HOST = 1.5
+"""Ratio to the median of the other hosts from which a host is called slow."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Pace of a worker over whole fragments: at least one, and at least `_WINDOW_S`.
+
+    Attributes:
+        began: beginning of the current window, which is the end of the last one.
+        env_steps: env steps in it so far.
+        env_s: seconds that their environment took.
+        last: length of the last window, env steps and seconds of the environment in it.
+    """
+
+    began: float
+    env_steps: int = 0
+    env_s: float = 0.0
+    last: tuple[float, int, float] = (0.0, 0, 0.0)
+
+    def add(self, now: float, env_steps: int, env_s: float) -> None:
+        """Add a fragment that has arrived."""
+        self.env_steps += env_steps
+        self.env_s += env_s
+        took_s = now - self.began
+        if took_s >= _WINDOW_S:
+            self.last = (took_s, self.env_steps, self.env_s)
+            self.began = now
+            self.env_steps = 0
+            self.env_s = 0.0
+
+    def env_steps_per_s(self, now: float) -> float:
+        """Return env steps per second; they become fewer while no fragment arrives."""
+        took_s, env_steps, _ = self.last
+        if not took_s:
+            env_steps = self.env_steps
+        return env_steps / max(took_s, now - self.began, 1e-3)
+
+    @property
+    def env_step_ms(self) -> float | None:
+        """Milliseconds of the environment for an env step; None while unknown."""
+        _, env_steps, env_s = self.last
+        if not env_steps:
+            env_steps = self.env_steps
+            env_s = self.env_s
+        return 1000 * env_s / env_steps if env_steps else None
 
 
 @dataclass(slots=True)
 class _Figures:
-    """Figures of a live worker; rates cover the time since ``before``, at least `_WINDOW_S` if it
-    is that old.
-    """
+    """Figures of a live worker."""
 
     host: str
     pid: int
-    joined: float
+    joined: float = field(default_factory=time.time)
     env_steps: int = 0
     lag: int = 0
     words: str = ""
-    before: tuple[float, int] = (0.0, 0)
-    between: tuple[float, int] = (0.0, 0)
-
-    def rate(self, now: float) -> float:
-        """Return env steps per second."""
-        if now - self.between[0] >= _WINDOW_S:
-            self.before = self.between
-            self.between = (now, self.env_steps)
-        at, steps = self.before
-        return (self.env_steps - steps) / max(now - at, 1e-3)
+    pace: _Pace = field(default_factory=lambda: _Pace(time.monotonic()))
 
 
 class Overview:
     """Collector of the account.
 
     Attributes:
-        result: the newest result.
+        result: the newest result; see `take`.
         workers: returns the live workers.
         addresses: addresses at which workers on other hosts reach the learner, best first.
     """
@@ -93,6 +133,22 @@ class Overview:
         self._live: dict[int, _Figures] = {}
         self._gone: deque[dict[str, Any]] = deque(maxlen=_MAX_GONE)
         self._num_gone = 0
+        self._num_joined = 0
+        self._num_failures = 0
+        self._busy: float | None = None
+
+    def take(self, result: Mapping[str, Any]) -> None:
+        """Take over a new result."""
+        self.result = result
+        metrics = result.get("learner", {})
+        waited_s = metrics.get("wait_for_batch_s")
+        if waited_s is None:
+            return
+        worked_s = metrics["update_s"] + metrics["make_batch_s"]
+        busy = worked_s / max(worked_s + waited_s, 1e-9)
+        if self._busy is None:
+            self._busy = busy
+        self._busy += _SMOOTHING * (busy - self._busy)
 
     def note(self, event: News, version: int) -> None:
         """Take note of what happened to a worker; ``version`` is that of the newest snapshot."""
@@ -100,14 +156,17 @@ class Overview:
             case ev.SamplesAccepted(slot, _, message) if slot in self._live:
                 figures = self._live[slot]
                 figures.env_steps += message.env_steps
+                env_s = message.perf.get("env_wait_time", 0.0)
+                if not 0 <= env_s <= _MAX_ENV_S:  # a peer can send any number
+                    env_s = 0.0
+                figures.pace.add(time.monotonic(), message.env_steps, env_s)
                 figures.lag = version - message.first_version
             case ev.WorkerJoined(slot, _, host, pid):
-                now = time.monotonic()
-                self._live[slot] = _Figures(
-                    host, pid, time.time(), before=(now, 0), between=(now, 0)
-                )
+                self._live[slot] = _Figures(host, pid)
+                self._num_joined += 1
             case ev.WorkerFailed(slot, _, message) if slot in self._live:
                 self._live[slot].words = one_line(message, _MAX_WORDS)
+                self._num_failures += 1
             case ev.WorkerLost(slot, _, reason) if slot in self._live:
                 figures = self._live.pop(slot)
                 self._gone.append(
@@ -154,7 +213,7 @@ class Overview:
             "run_dir": str(training.directory.path),
             "time": time.time(),
             "learner": {
-                "host": socket.gethostname(),
+                "host": host_name(),
                 "pid": os.getpid(),
                 "began": self._began,
                 "state": "ended" if end else state,
@@ -163,11 +222,15 @@ class Overview:
                 "addresses": list(self.addresses),
                 "versions": versions(),
                 "env": self._env,
+                "busy": self._busy,
             },
+            "advice": self._advice(),
             "result": _finite_numbers({name: self.result.get(name) for name in _RESULT}),
             "policy_lag": _finite_numbers(self.result.get("policy_lag", {})),
             "num_workers": len(workers),
             "num_gone": self._num_gone,
+            "num_joined": self._num_joined,
+            "num_failures": self._num_failures,
             "workers": [],
             "gone": [],
         }
@@ -181,8 +244,21 @@ class Overview:
             account[name].append(row)
         return account
 
+    def _advice(self) -> list[str]:
+        """Return sentences about what limits the speed of the run."""
+        sentences = []
+        slowest = _slowest_host(self._live.values())
+        if slowest:
+            sentences.append(slowest)
+        if self._live and self._busy is not None and self._busy > _BUSY:
+            sentences.append(
+                f"The learner is busy {100 * self._busy:.0f} % of its time, so more workers would"
+                " not make this run faster. Faster updates would."
+            )
+        return sentences
+
     def _row(self, worker: Worker, now: float) -> dict[str, Any]:
-        figures = self._live.get(worker.slot) or _Figures(worker.host, worker.pid, time.time())
+        figures = self._live.get(worker.slot) or _Figures(worker.host, worker.pid)
         return {
             "slot": worker.slot,
             "host": worker.host,
@@ -193,10 +269,34 @@ class Overview:
             "heard_s": max(0.0, now - worker.last_heard),
             "joined": figures.joined,
             "env_steps": figures.env_steps,
-            "env_steps_per_s": figures.rate(now),
+            "env_steps_per_s": figures.pace.env_steps_per_s(now),
+            "env_step_ms": figures.pace.env_step_ms,
             "lag": figures.lag,
             "words": figures.words,
         }
+
+
+def _slowest_host(workers: Iterable[_Figures]) -> str:
+    """Return a sentence about the host whose environments are slow beside those of others, "" if
+    there is none.
+    """
+    times_of_hosts: dict[str, list[float]] = defaultdict(list)
+    for figures in workers:
+        step_ms = figures.pace.env_step_ms
+        if step_ms is not None:
+            times_of_hosts[figures.host].append(step_ms)
+    if len(times_of_hosts) < 2:
+        return ""
+    mean_ms = {host: statistics.fmean(times) for host, times in times_of_hosts.items()}
+    slowest = max(mean_ms, key=mean_ms.__getitem__)
+    slowest_ms = mean_ms.pop(slowest)
+    usual_ms = statistics.median(mean_ms.values())
+    if slowest_ms < _SLOW_HOST * usual_ms or not usual_ms:
+        return ""
+    return (
+        f"{one_line(slowest, 100)} is the slowest host: an env step takes {slowest_ms:.3g} ms there,"
+        f" and {usual_ms:.3g} ms on the others."
+    )
 
 
 def _finite_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

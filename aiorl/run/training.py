@@ -310,7 +310,7 @@ class Training:
         now = time.monotonic()
         result = self.results.finish_iteration(now, progress, timestamp=time.time())
         result["run_id"] = self.directory.run_id
-        self.source.overview.result = result
+        self.source.overview.take(result)
         self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result

@@ -120,6 +120,98 @@ def test_wrong_targets_take_one_sentence(
     assert caught.value.code == 2
 
 
+# Rates
+# --------------------------------------------------------------------------------------------------
+
+
+class Sampled:
+    """Overview of a run whose workers send fragments at given times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(
+            "aiorl.run.overview.time",
+            SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now),
+        )
+        self.overview = Overview("e")
+        self.workers: list[Worker] = []
+        self.overview.workers = lambda: self.workers
+
+    def join(self, slot: int, host: str) -> None:
+        self.workers.append(Worker(slot, f"i{slot}", "w", host, 7, False, None, None, 0.0))
+        self.overview.note(ev.WorkerJoined(slot, f"i{slot}", host, 7, False), 0)
+
+    def send(self, slot: int, env_steps: int, env_s: float) -> None:
+        message: Any = SimpleNamespace(
+            env_steps=env_steps, first_version=0, perf={"env_wait_time": env_s}
+        )
+        self.overview.note(ev.SamplesAccepted(slot, f"i{slot}", message), 0)
+
+    def account(self) -> dict[str, Any]:
+        directory = SimpleNamespace(run_id="r", path=Path("/r"))
+        training: Any = SimpleNamespace(directory=directory, status="", silent_s=0.0)
+        return self.overview.account(training)
+
+
+def test_rates_of_workers_cover_whole_fragments_of_any_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They once covered 5 s, and healthy workers had none."""
+    run = Sampled(monkeypatch)
+    run.join(1, "a")
+    run.join(2, "b")
+    for second in range(1, 101):
+        run.now = float(second)
+        run.send(1, env_steps=100, env_s=0.1)
+        if second % 20 == 0:
+            run.send(2, env_steps=400, env_s=16.0)
+        if second > 40:
+            rates = [worker["env_steps_per_s"] for worker in run.account()["workers"]]
+            assert rates == pytest.approx([100, 20], rel=0.1)
+    run.now = 1000.0
+    assert max(worker["env_steps_per_s"] for worker in run.account()["workers"]) < 1
+    account = run.account()
+    assert [worker["env_step_ms"] for worker in account["workers"]] == pytest.approx([1, 40])
+    (sentence,) = account["advice"]
+    assert "b is the slowest host" in sentence
+    assert "40 ms" in sentence
+    assert sentence in shown(account)
+
+
+@pytest.mark.parametrize("perf", [{}, {"env_wait_time": float("nan")}, {"env_wait_time": 1e308}])
+def test_a_worker_with_unusable_figures_has_a_rate(
+    monkeypatch: pytest.MonkeyPatch, perf: dict[str, float]
+) -> None:
+    run = Sampled(monkeypatch)
+    run.join(1, "a")
+    run.now = 10.0
+    run.send(1, env_steps=100, env_s=perf.get("env_wait_time", 0.0))
+    (worker,) = run.account()["workers"]
+    assert (worker["env_steps_per_s"], worker["env_step_ms"]) == (10.0, 0.0)
+
+
+def test_a_learner_that_is_always_busy_says_that_more_workers_do_not_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Sampled(monkeypatch)
+    run.join(1, "a")
+    for waited_s in (0.02, 0.06):
+        metrics = {"wait_for_batch_s": waited_s, "update_s": 0.9, "make_batch_s": 0.08}
+        run.overview.take({"learner": metrics})
+    (sentence,) = run.account()["advice"]
+    assert "98 %" in sentence
+    assert "more workers" in sentence
+    for _ in range(20):
+        metrics = {"wait_for_batch_s": 0.5, "update_s": 0.4, "make_batch_s": 0.1}
+        run.overview.take({"learner": metrics})
+    assert run.account()["advice"] == []
+
+
+def test_hosts_have_the_names_of_their_slurm_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    assert Sampled(monkeypatch).account()["learner"]["host"] == "node7"
+
+
 # Never trusting a byte
 # --------------------------------------------------------------------------------------------------
 

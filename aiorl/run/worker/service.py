@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import secrets
-import socket
 import sys
 import time
 import traceback
@@ -68,7 +67,7 @@ from aiorl.net.wire.messages import (
     Welcome,
 )
 from aiorl.process.children import FAILED, HOPELESS, RUN_IS_OVER, STOPPED
-from aiorl.process.machine import age_s, check_heap, keep_children_out
+from aiorl.process.machine import age_s, check_heap, host_name, keep_children_out
 from aiorl.process.program import raise_open_file_limit
 from aiorl.process.tasks import Tasks
 from aiorl.run.worker.sampler_unit import SamplerUnit, StopSampling, UnitPlace
@@ -200,9 +199,7 @@ def make_service(
     """
     raise_open_file_limit()  # libzmq may abort if it gets no file descriptor
     worker_keys = None if keys is None else load_worker_keys(keys)
-    settings = WorkerSettings(
-        worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid(), slot
-    )
+    settings = WorkerSettings(worker_id or secrets.token_hex(8), host_name(), os.getpid(), slot)
     return WorkerService(worker_endpoint(connect, worker_keys), WorkerSession(settings))
 
 
