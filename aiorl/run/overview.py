@@ -133,6 +133,7 @@ class Overview:
         self._live: dict[int, _Figures] = {}
         self._gone: deque[dict[str, Any]] = deque(maxlen=_MAX_GONE)
         self._num_gone = 0
+        self._num_lost = 0
         self._num_joined = 0
         self._num_failures = 0
         self._busy: float | None = None
@@ -180,6 +181,7 @@ class Overview:
                     }
                 )
                 self._num_gone += 1
+                self._num_lost += not reason.startswith("left")
 
     async def keep(self, training: TrainingView, *, end: str = "") -> None:
         """Write the account to the run directory every few seconds; or once, if the run has ended
@@ -229,6 +231,7 @@ class Overview:
             "policy_lag": _finite_numbers(self.result.get("policy_lag", {})),
             "num_workers": len(workers),
             "num_gone": self._num_gone,
+            "num_lost": self._num_lost,
             "num_joined": self._num_joined,
             "num_failures": self._num_failures,
             "workers": [],

@@ -18,6 +18,7 @@ from aiorl.run.report.loggers import JSONL_FILE, to_json
 from aiorl.status import part_of
 from aiorl.text import one_line
 from aiorl.watch import reading
+from aiorl.watch.metrics import Collector
 from aiorl.watch.reading import Run, Runs
 from aiorl.web.app import App, Refusal, Request, Response, always, json_response
 
@@ -43,18 +44,6 @@ _POLL_RUN_S = 0.6
 _POLL_RUNS_S = 2.0
 _MAX_ROWS = 50
 _BEHIND_BYTES = 1 << 20
-_METRICS = {
-    "env_steps_sampled_total": "timesteps_total",
-    "env_steps_trained_total": "env_steps_trained_total",
-    "updates_total": "updates_total",
-    "episodes_total": "episodes_total",
-    "workers": "num_healthy_workers",
-    "env_steps_sampled_per_second": "sampled_steps_per_s",
-    "env_steps_trained_per_second": "trained_steps_per_s",
-    "episode_return_mean": "episode_reward_mean_last_100",
-    "policy_lag_mean": "policy_lag",
-}
-"""Metric after ``aiorl_`` -> figure of a run."""
 
 
 def make_app(root: Path) -> App:
@@ -116,28 +105,10 @@ class _Pages:
 
     def metrics(self, request: Request) -> Response:
         """Answer with the figures of all runs, for Prometheus."""
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-        registry = CollectorRegistry()
-        facts = Gauge(
-            "aiorl_run_info", "Facts of a run.", ["run", "algo", "env", "phase"], registry=registry
-        )
-        gauges = {
-            figure: Gauge(
-                f"aiorl_{name}",
-                f"The figure {figure} of the newest result.",
-                ["run"],
-                registry=registry,
-            )
-            for name, figure in _METRICS.items()
-        }
-        for glance in self._runs.glances():
-            name = glance["name"]
-            facts.labels(name, glance["algo"], glance["env"], glance["phase"]).set(1.0)
-            for figure, gauge in gauges.items():
-                value = glance["figures"].get(figure)
-                if value is not None:
-                    gauge.labels(name).set(value)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Collector(self._runs.find().values()))
         return Response(generate_latest(registry), 200, CONTENT_TYPE_LATEST.encode())
 
     def runs(self, request: Request) -> Response:

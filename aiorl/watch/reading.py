@@ -45,7 +45,7 @@ _FILMS = (".mp4", ".webm", ".gif")
 _MAX_FILMS = 50
 _HEAD = ("algo:", "env:", "seed:", "stop_")
 """Beginnings of the parts of a config's text that a glance at a run shows."""
-_OVER = ("ended", "failed", "gone", "unknown")
+OVER = ("ended", "failed", "gone", "unknown")
 """Phases that only a change of the files ends."""
 _ABSENT = {
     True: ("silent", "Its process exists, but has written nothing for a while."),
@@ -213,6 +213,7 @@ class Run:
     Attributes:
         path: the directory.
         name: its name for people, which is unique in the page.
+        account: its account, as `glance` has read it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -221,12 +222,12 @@ class Run:
         self.name = one_line(path.absolute().name, 255)
         self._files: object = None
         self._glance: dict[str, Any] = {}
-        self._account = Part({})
+        self.account = Part({})
 
     def glance(self) -> dict[str, Any]:
         """Return the run's most important figures."""
         files = signature(self.path, *FILES)
-        if files != self._files or self._glance["phase"] not in _OVER:
+        if files != self._files or self._glance["phase"] not in OVER:
             self._glance = self._look()
             self._files = files
         return self._glance
@@ -235,11 +236,11 @@ class Run:
         """Return all that a page of this run shows, except curves, the config and whole logs."""
         glance = self.glance()
         # hist_stats are long lists
-        result = {**self._account.part("result").value}
+        result = {**self.account.part("result").value}
         result.pop("hist_stats", None)
         return {
             "glance": glance,
-            "account": {**self._account.value, "result": result},
+            "account": {**self.account.value, "result": result},
             "failures": self._failures(),
             "films": films(self.path),
         }
@@ -248,8 +249,8 @@ class Run:
         return _failures_in(self.path, signature(self.path, "log.txt"))
 
     def _look(self) -> dict[str, Any]:
-        self._account = Part(status_of_run(self.path))
-        result = self._account.part("result")
+        self.account = Part(status_of_run(self.path))
+        result = self.account.part("result")
         config = Part(settings(config_text(self.path), lambda key: key.startswith(_HEAD)))
         phase, words = self._phase()
         figures = {name: result.number(name) for name in result.value}
@@ -257,7 +258,7 @@ class Run:
         if returns:
             figures["std"] = statistics.pstdev(returns)
         figures["policy_lag"] = result.part("policy_lag").number("mean")
-        if phase in _OVER:
+        if phase in OVER:
             figures |= {"sampled_steps_per_s": None, "trained_steps_per_s": None}
         return {
             "name": self.name,
@@ -266,15 +267,15 @@ class Run:
             "seed": config.number("seed"),
             "phase": phase,
             "words": one_line(words, _MAX_WORDS),
-            "changed": time.time() - self._account.value["silent_s"],
+            "changed": time.time() - self.account.value["silent_s"],
             "figures": figures,
             "stops": {name: config.number(name) for name in _CRITERIA},
         }
 
     def _phase(self) -> tuple[str, str]:
         """Return the kind of thing that the run does, and a sentence about it."""
-        account = self._account.value
-        learner = self._account.part("learner")
+        account = self.account.value
+        learner = self.account.part("learner")
         end = learner.text("end")
         state = learner.text("state") or "starting"
         if end == _FAILED:
@@ -285,7 +286,7 @@ class Run:
             return "ended", end
         if account["is_alive"] is False or account["silent_s"] >= SILENT_S:
             return _ABSENT[account["is_alive"]]
-        if not self._account.part("result").value:
+        if not self.account.part("result").value:
             return "starting", f"{state[:1].upper()}{state[1:]}."
         waited_s = learner.number("no_update_s") or 0.0
         if waited_s > _SLOW_S:

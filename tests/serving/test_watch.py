@@ -25,6 +25,7 @@ pytest.importorskip("uvicorn")
 
 from browser import browsing, needs_chromium
 from processes import wait_until
+from prometheus_client import CollectorRegistry, generate_latest
 
 import aiorl.watch
 from aiorl.config.layers import NOTED, load_config, save_config
@@ -32,6 +33,7 @@ from aiorl.errors import ConfigError
 from aiorl.launch.job import Job
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.status import part_of
+from aiorl.watch.metrics import Collector
 from aiorl.watch.reading import Run, Runs, config_text, curves, experiments, log_entries
 from aiorl.web.ports import Ports
 
@@ -294,6 +296,70 @@ def test_the_page_and_its_data_are_answered(tmp_path: Path) -> None:
             assert status == 404
             assert answer["error"]
         assert get(port, "/api/events", run="mine", **{"from": "x"})[0] == 400
+
+
+def metrics_of(root: Path) -> dict[str, float]:
+    """Return what Prometheus reads: metric with its labels -> value."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(Runs(root).find().values()))
+    text = generate_latest(registry).decode()
+    assert re.search("^# HELP aiorl_last_update_age_seconds [A-Z].{20,}$", text, re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_alerts_can_be_written_from_the_metrics_alone(tmp_path: Path) -> None:
+    """R262: ages, workers lost, failures, restarts, discarded env steps, times and memory."""
+    runs = tmp_path / "runs"
+    run = make_run(runs / "mine")
+    account = json.loads((run / "status.json").read_text())
+    account |= {"time": time.time(), "num_workers": 2, "num_joined": 5, "num_lost": 3}
+    account |= {"num_failures": 4}
+    account["learner"] |= {"began": 1.7e9, "busy": 0.25, "no_update_s": 20.0}
+    (run / "status.json").write_text(json.dumps(account))
+    ledger = {
+        **result(4)["ledger"],
+        "discarded": {"too old": 7, "\x1b[31m": 1},
+        "lost": {"gone": 9},
+    }
+    times = {"update_s": 0.5, "wait_for_batch_s": 1.5, "kl": 0.01, "other/kl": 3.0}
+    health = {"num_warnings": 1, "warnings": ["w"], "entropy_share": 0.5}
+    perf = {"learner_rss_bytes": 4e8, "ram_util_percent": 50.0}
+    add(run, result(4, ledger=ledger, learner=times, health=health, perf=perf))
+    checkpoint = run / "checkpoints/checkpoint-000004"
+    checkpoint.mkdir(parents=True)
+    os.utime(checkpoint, (time.time() - 500,) * 2)
+    make_run(runs / "over", end="Done.")
+    metrics = metrics_of(runs)
+    mine = '{run="mine"}'
+    assert 20 <= metrics[f"aiorl_last_update_age_seconds{mine}"] < 120
+    assert 500 <= metrics[f"aiorl_last_checkpoint_age_seconds{mine}"] < 600
+    expected = {
+        f"aiorl_workers{mine}": 2,
+        f"aiorl_workers_joined_total{mine}": 5,
+        f"aiorl_workers_lost_total{mine}": 3,
+        f"aiorl_worker_failures_total{mine}": 4,
+        f"aiorl_learner_start_time_seconds{mine}": 1.7e9,
+        'aiorl_env_steps_discarded_total{reason="too old",run="mine"}': 7,
+        'aiorl_env_steps_discarded_total{reason="?[31m",run="mine"}': 1,
+        'aiorl_env_steps_lost_total{reason="gone",run="mine"}': 9,
+        f"aiorl_update_seconds{mine}": 0.5,
+        f"aiorl_wait_for_batch_seconds{mine}": 1.5,
+        f"aiorl_learner_busy_ratio{mine}": 0.25,
+        f"aiorl_learner_memory_bytes{mine}": 4e8,
+        f"aiorl_host_memory_used_ratio{mine}": 0.5,
+        f"aiorl_health_warnings{mine}": 1,
+        'aiorl_policy_entropy_ratio{policy="default_policy",run="mine"}': 0.5,
+        'aiorl_policy_kl{policy="other",run="mine"}': 3,
+        f"aiorl_training{mine}": 1,
+        'aiorl_training{run="over"}': 0,
+        'aiorl_env_steps_sampled_total{run="over"}': 300,
+        'aiorl_run_info{algo="ppo",env="CartPole-v1",phase="ended",run="over"}': 1,
+    }
+    for name, value in expected.items():
+        assert metrics.get(name) == value, name
+    assert 'aiorl_last_update_age_seconds{run="over"}' not in metrics, "no alert for what is over"
+    assert metrics['aiorl_last_change_age_seconds{run="over"}'] < 120
 
 
 def test_links_are_not_followed_out_of_a_run_or_a_directory_of_runs(tmp_path: Path) -> None:
