@@ -279,6 +279,7 @@ class Learning:
         spaces: policy id -> observation and action space as plain data, for checkpoints.
         callbacks: called with the result of each iteration, or None.
         begins_with: checkpoint of another run that has not been loaded yet, or None.
+        is_fresh: True if the policies begin with weights drawn at random.
         agents: policy id -> agents that the environment names and that are known to act with it.
         changes: policies that join or leave during the run.
     """
@@ -291,6 +292,7 @@ class Learning:
     spaces: dict[str, Any]
     callbacks: DefaultCallbacks | None = None
     begins_with: Checkpoint | None = None
+    is_fresh: bool = True
     agents: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     changes: PolicyChanges = field(default_factory=PolicyChanges)
 

@@ -65,6 +65,7 @@ def give_back(restored: Restored | None, learning: Learning, *, init_from: str |
     """
     begins_with = learning.begins_with
     learning.begins_with = None
+    learning.is_fresh = restored is None and begins_with is None
     if restored is not None:
         take_up(restored.checkpoint, learning)
         _warn_of_other_networks(restored.checkpoint, learning, learning.worker_part.policies.keys())

@@ -35,6 +35,7 @@ from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
 from aiorl.run.counters import Counters
 from aiorl.run.end import End, Ended
+from aiorl.run.health import Health
 from aiorl.run.iteration import Iteration
 from aiorl.run.observers import Observer
 from aiorl.run.policy_changes import change_policies, for_snapshot, take_planned
@@ -98,7 +99,9 @@ class Training:
         counters = Counters()
         results = Results(parts.report.metrics_smoothing_episodes, time.monotonic())
         ledger = Ledger()
+        age_s = 0.0
         if resumed is not None:
+            age_s = float(resumed.results["time_total_s"])
             counters = resumed.counters
             ledger = Ledger.from_dict(resumed.ledger)
         self.core = LearnerCore.of(
@@ -109,8 +112,11 @@ class Training:
             results=results,
             ledger=ledger,
         )
-        self.iteration = Iteration(parts.report, parts.sample, counters, is_paced=not stands_still)
+        self.iteration = Iteration(
+            parts.report, parts.sample, counters, is_paced=not stands_still, age_s=age_s
+        )
         self.is_misconfigured = False
+        self._health = Health(tell, results.courses)
         self._save = parts.save
         self._build: Callable[[], Learning] | None = build
         self._observers = observers
@@ -206,6 +212,7 @@ class Training:
                 "TensorFlow is loaded and the model is built, in %.1f s", time.monotonic() - began
             )
             self.results.policies_removed(learning.changes.removed)
+            self._health.knows_start = learning.is_fresh or bool(self.results.courses)
             await self.end.before(self.source.begin(learning))
         except ConfigError:
             self.is_misconfigured = True
@@ -310,10 +317,24 @@ class Training:
         now = time.monotonic()
         result = self.results.finish_iteration(now, progress, timestamp=time.time())
         result["run_id"] = self.directory.run_id
+        result["health"] = self._health.look(result, self._action_spaces())
         self.source.overview.take(result)
         self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result
+
+    def _action_spaces(self) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the action spaces of each learner's policies."""
+        group = self.learning.group
+        spaces = self.learning.spaces
+        return {
+            name: [
+                spaces[policy_id]["action"]
+                for policy_id in group.policies_of(name)
+                if policy_id in spaces
+            ]
+            for name in group.learners
+        }
 
     async def after_iteration(self, result: dict[str, Any]) -> None:
         """Let observers add to a result, such as evaluations."""

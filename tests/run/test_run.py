@@ -5,10 +5,12 @@ harm.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,3 +335,31 @@ def test_a_horizon_is_suggested_once_if_hardly_any_episode_ends(
         if env_steps < 48_000:
             assert not caplog.records
     assert ["--horizon 1000" in record.getMessage() for record in caplog.records] == [True] * warns
+
+
+@pytest.mark.parametrize("num_sessions", [1, 20])
+def test_a_week_has_few_results_however_often_it_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, num_sessions: int
+) -> None:
+    """There was one a second, 415 MB a day."""
+    now = 1e5
+    monkeypatch.setattr("aiorl.run.iteration.time", SimpleNamespace(monotonic=lambda: now))
+    counters = Counters()
+    parts = RunParts.of(CommonConfig(env="x"))
+    ages = [0.0]
+    age_s = 0.0
+    for _ in range(num_sessions):
+        end_s = age_s + 7 * 86_400 / num_sessions
+        now += 1e5  # between two sessions
+        iteration = Iteration(parts.report, parts.sample, counters, is_paced=True, age_s=age_s)
+        while age_s < end_s:
+            step_s = max(0.05, age_s / 36_000)
+            age_s += step_s
+            now += step_s
+            counters.env_steps_trained += 1
+            if iteration.is_due():
+                ages.append(age_s)
+                iteration.begin()
+    assert 15_000 < len(ages) < 23_000
+    pauses = [later - earlier for earlier, later in itertools.pairwise(ages) if later < 3600]
+    assert max(pauses) < 1.2, "as often as ever in the first hour"

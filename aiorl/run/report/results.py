@@ -100,6 +100,7 @@ class Results:
         episodes_total: number of episodes finished, including those of the current iteration.
         time_total_s: training time up to the last finished iteration, without pauses between
             resumed runs.
+        courses: name of each learner -> its first and best mean return; see `aiorl.run.health`.
     """
 
     def __init__(self, smoothing_episodes: int, now: float) -> None:
@@ -144,6 +145,7 @@ class Results:
         self.training_iteration = 0
         self.episodes_total = 0
         self.time_total_s = 0.0
+        self.courses: dict[str, list[float]] = {}
         self._last_now = now
         self._last = Progress(0, 0)
         # beginning of work, then ends of iterations, from the last one that is at least _RATE_S old
@@ -281,6 +283,7 @@ class Results:
             "training_iteration": self.training_iteration,
             "episodes_total": self.episodes_total,
             "time_total_s": self.time_total_s,
+            "courses": self.courses,
             "lengths": self._lengths.newest(self._keep).astype(np.int64).tolist(),
             "rewards": self._rewards.newest(self._keep).tolist(),
             "policy_rewards": self._windows["policy_rewards"].to_state(self._smoothing),
@@ -300,6 +303,8 @@ class Results:
         self.training_iteration = int(state["training_iteration"])
         self.episodes_total = int(state["episodes_total"])
         self.time_total_s = float(state["time_total_s"])
+        for name, (first, best) in state.get("courses", {}).items():
+            self.courses[name] = [float(first), float(best)]
         self._lengths.restore(np.asarray(state["lengths"], np.float64))
         self._rewards.restore(np.asarray(state["rewards"], np.float64))
         for name, windows in self._windows.items():
