@@ -559,7 +559,9 @@ def test_a_browser_follows_a_run_by_keyboard_and_takes_markup_as_text(tmp_path: 
         assert page.get("document.querySelector('[role=img]').ariaLabel").startswith(
             "Curve of Return over env steps"
         )
-        add(run, result(4))
+        add(run, result(4, health={"warnings": [MARKUP], "num_warnings": 1, "entropy_share": 0.0}))
+        page.wait(f"document.querySelector('.warnings')?.innerText.includes({json.dumps(MARKUP)})")
+        page.wait("document.querySelector('.health').innerText.includes('explores no more')")
         page.wait(
             "[...document.querySelectorAll('.tile b')].some((each) => each.textContent === '400')"
         )

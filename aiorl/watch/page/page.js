@@ -1,5 +1,5 @@
 // The page: a list of runs with their curves next to each other, and a view of one run that follows it.
-import { ago, Chart, clearCharts, COLOURS, count, el, isNumber, list, map, short, span, table, text } from "./parts.js";
+import { ago, Chart, clearCharts, COLOURS, count, el, isNumber, list, map, percent, short, span, table, text } from "./parts.js";
 
 const PHASES = {
   training: "training", starting: "starting", waiting: "waiting", silent: "silent", ended: "ended", failed: "failed",
@@ -15,6 +15,15 @@ const STOPS = {
   stop_timesteps: ["env steps trained", "env_steps_trained_total", (figures) => figures.trained_steps_per_s],
   stop_time_s: ["time", "time_total_s", () => 1],
 };
+// Figures of a policy's health: words, key, text, lowest and highest usual value, and what to do beyond these.
+const HEALTH = [
+  ["Entropy, share of the largest", "health/entropy_share", percent, 0.001, Infinity,
+    "The policy explores no more. That is fine if its return is high; otherwise lower lr, or raise entropy_coeff."],
+  ["KL divergence of an update", "learner/kl", short, 0, 0.05, "Updates change the policy much: lower lr or num_sgd_iter. Above 1, they destroy it."],
+  ["Clipped share of the rows", "learner/clip_fraction", percent, 0, 0.4, "Updates go as far as they may: lower lr or num_sgd_iter."],
+  ["Explained variance of the values", "learner/vf_explained_var", short, 0, 1,
+    "The values are worse than a constant. That is usual at first; later raise train_batch_size, or lower lr."],
+];
 const SECTIONS = { "": "Overview", workers: "Workers", log: "Log", config: "Config" };
 const MAX_POINTS = 6000;
 
@@ -320,9 +329,11 @@ class OneRun {
       const bar = rate && isNumber(now) && el("progress", { max: "1", value: Math.min(1, now / goal), "aria-label": words });
       return el("li", {}, el("span", {}, words), bar);
     });
+    const warnings = list(map(map(this.account.result).health).warnings).map((each) => el("li", {}, text(each)));
     this.head.replaceChildren(
       el("div", { class: "bar" }, el("h1", {}, this.name), badge(glance.phase)),
       el("p", { class: `phase ${glance.phase}` }, text(glance.words), el("span", { class: "soft" }, ` Last change ${ago(glance.changed)}.`)),
+      warnings.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, warnings) : "",
       el("p", { class: "soft" }, [glance.algo, glance.env, isNumber(glance.seed) && `seed ${glance.seed}`].filter(Boolean).join(" · ")),
       el("dl", { class: "tiles" },
         tile("Return, last episodes", returnText(figures), spread + range),
@@ -424,10 +435,36 @@ class OneRun {
       this.addCharts();
     }
     const result = map(this.account.result);
-    const parts = [this.ledger(map(result.ledger)), this.flow(result), this.evaluations(), this.films(), this.failures("h2")];
+    const parts = [this.health(result), this.ledger(map(result.ledger)), this.flow(result), this.evaluations(), this.films(), this.failures("h2")];
     const open = [...this.lower.querySelectorAll("details[open]")].map((each) => each.dataset.key);
     this.lower.replaceChildren(...parts.filter(Boolean));
     this.lower.querySelectorAll("details").forEach((each) => (each.open = open.includes(each.dataset.key)));
+  }
+
+  health(result) {
+    const { account } = this, learner = map(account.learner);
+    const numbers = { learner: map(result.learner), health: map(result.health) };
+    const rows = [];
+    const add = (words, value, shown, low, high, usual, advice) =>
+      rows.push([words, shown, usual, value < low || value > high ? el("strong", { class: "unusual" }, advice) : "nothing"]);
+    if (!OVER.includes(this.glance.phase) && isNumber(learner.no_update_s) && isNumber(account.time)) {
+      const age = learner.no_update_s + Math.max(0, Date.now() / 1000 - account.time);
+      add("Time since the last update", age, span(age), 0, 30, "below 30 s, or a few updates", "The log has a line with what the learner waits for.");
+    }
+    for (const [words, key, form, low, high, advice] of HEALTH) {
+      const [part, name] = key.split("/");
+      for (const [path, value] of Object.entries(numbers[part])) {
+        if (!isNumber(value) || (path !== name && !path.endsWith(`/${name}`))) continue;
+        const policy = path === name ? "" : `, ${path.slice(0, -name.length - 1)}`;
+        const usual = high === Infinity ? `above ${form(low)}` : low === 0 && high < 1 ? `below ${form(high)}` : `${form(low)} to ${form(high)}`;
+        add(words + policy, value, form(value), low, high, usual, advice);
+      }
+    }
+    const skipped = result.updates_skipped;
+    if (isNumber(skipped)) add("Updates skipped", skipped, count(skipped), 0, 0, "0", "Losses or gradients were not finite: lower lr, set grad_clip, look for values without bounds.");
+    if (!rows.length) return null;
+    return el("section", { class: "panel" }, el("h2", {}, "Health"),
+      table("Health of the policies", ["Figure", "Now", "Usual", "What to do"], rows, { class: "cards health" }));
   }
 
   ledger(ledger) {
@@ -452,6 +489,7 @@ class OneRun {
     const transport = map(result.transport), learner = map(result.learner), ledger = map(result.ledger), perf = map(result.perf);
     const [wait, update, make] = [learner.wait_for_batch_s, learner.update_s, learner.make_batch_s].map((each) => (isNumber(each) ? each : 0));
     const share = wait + update + make > 0 ? wait / (wait + update + make) : null;
+    const advice = list(this.account.advice).map((each) => el("p", {}, el("strong", {}, text(each))));
     const words = share == null ? null : `The learner spends ${(100 * share).toFixed(0)} % of its time waiting for batches, so ${share > 0.5 ? "sampling" : "training"} is the bottleneck.`;
     const facts = [
       ["leased: env steps in flight", count(ledger.in_flight)], ["queued: env steps", count(ledger.queued)], ["queued fragments", count(transport.queued_fragments)],
@@ -461,7 +499,7 @@ class OneRun {
       ["processor of the host", isNumber(perf.cpu_util_percent) ? `${short(perf.cpu_util_percent)} %` : "–"], ["memory of the learner", isNumber(perf.learner_rss_bytes) ? `${short(perf.learner_rss_bytes)}B` : "–"],
     ].filter(([, value]) => value !== "–");
     if (!facts.length) return null;
-    return el("section", { class: "panel" }, el("h2", {}, "Leases and queues"), words && el("p", {}, words),
+    return el("section", { class: "panel" }, el("h2", {}, "Leases and queues"), words && el("p", {}, words), advice,
       el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))));
   }
 
@@ -512,12 +550,12 @@ class OneRun {
     const parts = [...hosts].map(([host, workers]) => {
       const rate = workers.reduce((sum, worker) => sum + (isNumber(worker.env_steps_per_s) ? worker.env_steps_per_s : 0), 0);
       const rows = workers.map((worker) => [
-        `worker ${text(worker.slot)}`, text(worker.state) || "–", isOver ? "–" : short(worker.env_steps_per_s), count(worker.env_steps), count(worker.lag),
+        `worker ${text(worker.slot)}`, text(worker.state) || "–", isOver ? "–" : short(worker.env_steps_per_s), short(worker.env_step_ms), count(worker.env_steps), count(worker.lag),
         isNumber(worker.heard_s) && !isOver ? `${span(worker.heard_s)} ago` : "–", text(worker.pid), text(worker.words) || "–",
       ]);
       const whole = `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${isOver ? " at the end" : `, ${short(rate)} env steps/s`}`;
       return el("section", { class: "panel" }, el("h2", {}, host, " ", el("small", { class: "soft" }, whole)),
-        table(`Workers on ${host}`, ["Worker", "State", "Steps/s", "Env steps", "Lag", "Heard", "Process", "Last failure"], rows, { class: "cards" }));
+        table(`Workers on ${host}`, ["Worker", "State", "Steps/s", "ms per step", "Env steps", "Lag", "Heard", "Process", "Last failure"], rows, { class: "cards" }));
     });
     if (!parts.length) parts.push(el("p", { class: "empty" }, isOver ? "The run left no account of workers." : "No worker is connected."));
     const gone = list(account.gone).map((each) => [`worker ${text(each.slot)}`, text(each.host), isNumber(each.time) ? ago(each.time) : "–", count(each.env_steps), text(each.words)]);
@@ -529,7 +567,8 @@ class OneRun {
     if (words.length) parts.push(el("section", { class: "panel" }, el("h2", {}, "Last words"), table("Last lines of the workers' logs", ["Log", "Last line"], words)));
     const facts = text(learner.host) && el("p", { class: "soft" }, `Learner: ${learner.host}, process ${text(learner.pid)}${list(learner.addresses).length ? `, at ${learner.addresses.slice(0, 4).map(text).join(", ")}` : ""}`);
     const open = [...this.workers.querySelectorAll("details[open]")].map((each) => each.dataset.key);
-    this.workers.replaceChildren(...[facts, ...parts, this.failures("h2")].filter(Boolean));
+    const advice = list(account.advice).map((each) => el("p", {}, el("strong", {}, text(each))));
+    this.workers.replaceChildren(...[facts, ...advice, ...parts, this.failures("h2")].filter(Boolean));
     this.workers.querySelectorAll("details").forEach((each) => (each.open = open.includes(each.dataset.key)));
   }
 

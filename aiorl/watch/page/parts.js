@@ -35,6 +35,8 @@ export function short(value) {
   return value.toLocaleString("en", { maximumSignificantDigits: size >= 1000 ? 4 : 3 });
 }
 
+export const percent = (share) => (isNumber(share) ? `${short(100 * share)} %` : "–");
+
 export function span(seconds) {
   if (!isNumber(seconds)) return "–";
   const whole = Math.max(0, Math.round(seconds));
@@ -120,7 +122,8 @@ export class Chart {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const options = {
       width: this.host.clientWidth, height: this.height, series, bands, legend: { show: false },
-      scales: { x: { time: false } },
+      // without a range of its own, a curve of zeros has an axis to 100
+      scales: { x: { time: false }, y: { range: (_, low, high) => (low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) } },
       axes: [
         { ...axis, values: (_, marks) => marks.map((mark) => (isTime ? span(mark) : short(mark))), space: 70, size: 28 },
         { ...axis, values: (_, marks) => marks.map(short), size: 56, space: 34 },
