@@ -148,7 +148,7 @@ class Crowd:
         assert pacing is not None
         self._looked = (
             set(self.session.slots),
-            pacing.slow_workers(),
+            pacing.slow_workers(self.now),
             [each.in_env_s for each in self.session.workers],
         )
 

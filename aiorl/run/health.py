@@ -2,8 +2,8 @@
 run.
 
 A discrete policy whose entropy has vanished explores no more. That is how a solved task can end,
-and how a learning rate that is too high kills a policy in a few updates. The return tells them
-apart: a dead policy has won little over the first episodes, or has lost most of what it had won.
+and how a learning rate that is too high kills a policy in a few updates. The return shows which it
+is: a dead policy has won little over the first episodes, or has lost most of what it had won.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Health:
             if self._is_destroyed(course, number_at(metrics, f"{prefix}kl")):
                 text = (
                     f"{name} has changed by a KL divergence of {course.newest_kl:.3g} in one update"
-                    " (usual: below 0.05), which can destroy it. The usual cause is a learning rate"
+                    " (usual: below 0.2), which can destroy it. The usual cause is a learning rate"
                     f" that is too high: lower lr (now {lr:.3g})"
                 )
                 warnings.append(text)

@@ -280,7 +280,7 @@ class Overview:
 
 
 def _slowest_host(workers: Iterable[_Figures]) -> str:
-    """Return a sentence about the host whose environments are slow beside those of others, "" if
+    """Return a sentence about the host whose environments are slower than those of others, "" if
     there is none.
     """
     times_of_hosts: dict[str, list[float]] = defaultdict(list)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiorl.config.files import folders_inside
 from aiorl.status import Part
@@ -19,12 +19,12 @@ from aiorl.text import one_line
 from aiorl.watch.reading import OVER, Run
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _MAX_LABELS = 100
 _MAX_LABEL = 100
 _DEFAULT_POLICY = "default_policy"
-_ACCOUNT = ()
+_ACCOUNT: tuple[str, ...] = ()
 _LEARNER = ("learner",)
 _RESULT = ("result",)
 _METRICS = ("result", "learner")
@@ -51,7 +51,9 @@ class _Figure:
     factor: float = 1.0
 
 
-_TOTALS = (
+_Row: TypeAlias = tuple[str, str, tuple[str, ...], str]
+
+_TOTALS: tuple[_Row, ...] = (
     ("env_steps_sampled", "Env steps that have reached the learner.", _RESULT, "timesteps_total"),
     ("env_steps_trained", "Env steps trained on.", _RESULT, "env_steps_trained_total"),
     ("updates", "Updates made, which is the version of the policy.", _RESULT, "updates_total"),
@@ -81,7 +83,7 @@ _TOTALS = (
         "num_failures",
     ),
 )
-_GAUGES = (
+_GAUGES: tuple[_Row, ...] = (
     (
         "learner_start_time_seconds",
         "Time at which the learner was started, in seconds since 1970; a restart changes it.",
@@ -140,8 +142,8 @@ _GAUGES = (
     ),
 )
 _FIGURES = (
-    *(_Figure(*figure, is_total=True) for figure in _TOTALS),
-    *(_Figure(*figure) for figure in _GAUGES),
+    *(_Figure(name, meaning, place, key, is_total=True) for name, meaning, place, key in _TOTALS),
+    *(_Figure(name, meaning, place, key) for name, meaning, place, key in _GAUGES),
     _Figure(
         name="host_memory_used_ratio",
         help="Share of the memory of the learner's host that is in use.",
@@ -210,7 +212,7 @@ _LABELLED = (
     ),
     _Labelled(
         name="policy_kl",
-        help="Change of a policy by the newest update, a KL divergence in nats; usually below 0.05.",
+        help="Change of a policy by the newest update, a KL divergence in nats; usually below 0.2.",
         label="policy",
         values=_by_policy("kl", *_METRICS),
     ),
@@ -324,11 +326,13 @@ def is_live(glance: Mapping[str, Any]) -> bool:
     return glance["phase"] not in OVER
 
 
-def _family(figure: _Figure | _Labelled, *labels: str) -> Any:
+def _family(figure: _Figure | _Labelled, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    kind = CounterMetricFamily if figure.is_total else GaugeMetricFamily
-    return kind(f"aiorl_{figure.name}", figure.help, labels=labels)
+    name = f"aiorl_{figure.name}"
+    if figure.is_total:
+        return CounterMetricFamily(name, figure.help, labels=labels)
+    return GaugeMetricFamily(name, figure.help, labels=labels)
 
 
 def _part_at(account: Part, place: Iterable[str]) -> Part:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from aiorl.watch.metrics import Collector
+from aiorl.worker import parse_worker_args
 
 ROOT = Path(__file__).parents[2]
 OPERATION = ROOT / "examples/operation"
@@ -146,3 +150,134 @@ def test_alerts_go_off_for_what_they_are_for_and_not_for_runs_that_have_ended(
     file.write_text(yaml.safe_dump(content))
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Units of systemd
+# --------------------------------------------------------------------------------------------------
+
+UNITS = sorted((OPERATION / "systemd").glob("*.service"))
+PROGRAM = "/opt/aiorl/bin/aiorl"
+
+
+def unit(path: Path) -> dict[str, list[str]]:
+    """Return the values of a unit by key; a key may come several times."""
+    values = dict[str, list[str]]()
+    for line in path.read_text().splitlines():
+        if line and line[0] not in "#[":
+            name, _, value = line.partition("=")
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def check_command(words: Sequence[str], tmp_path: Path) -> None:
+    """Check that aiorl knows all options of a command, whose places don't exist here."""
+    program, command, *rest = words
+    assert program in ("aiorl", PROGRAM)
+    if command == "worker":
+        assert parse_worker_args(rest).connect
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "aiorl", command, *rest],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    if "--print" in rest:
+        assert done.returncode == 0, done.stderr
+        assert "aiorl train" in done.stdout
+    else:  # options come first, then places
+        assert done.returncode == 2
+        assert str(tmp_path) in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_start_commands_that_exist_and_end_them_with_a_checkpoint(
+    path: Path, tmp_path: Path
+) -> None:
+    values = unit(path)
+    (command,) = values["ExecStart"]
+    for name, value in {
+        "%i": "mine",
+        "%S": str(tmp_path / "absent"),
+        "${WORKERS}": "2",
+        "${LEARNER}": "run:absent",
+        "${BIND}": "tcp://127.0.0.1:0",
+        "/etc/aiorl": str(tmp_path / "absent"),
+    }.items():
+        command = command.replace(name, value)
+    words = shlex.split(command)
+    if words[1:3] == ["launch", "here"]:
+        assert any("RANK=0" in value for value in values["Environment"])
+        (tmp_path / "absent").mkdir()
+        (tmp_path / "absent/mine.yaml").write_text("env: CartPole-v1\n")
+        words = [*words[:3], "--print", *words[3:]]
+    check_command(words, tmp_path)
+    assert values["User"] == ["aiorl"]
+    if "TimeoutStopSec" in values:
+        assert values["SuccessExitStatus"] == ["143"]
+        assert values["RestartPreventExitStatus"] == ["2"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is missing")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    for path in UNITS:
+        text = path.read_text().replace(PROGRAM, sys.executable)
+        (tmp_path / path.name.replace("@", "@mine")).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *tmp_path.iterdir()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+    )
+    ours = [line for line in done.stderr.splitlines() if str(tmp_path) in line or "aiorl" in line]
+    assert ours == []
+
+
+# Containers
+# --------------------------------------------------------------------------------------------------
+
+
+def stages() -> dict[str, str]:
+    """Return the text of each stage of the Dockerfile by name."""
+    parts = re.split(
+        r"^FROM (\S+) AS (\S+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE
+    )
+    return {
+        name: f"{base}\n{text}" for base, name, text in zip(*[iter(parts[1:])] * 3, strict=True)
+    }
+
+
+def test_the_stages_of_the_images_exist_and_the_learner_is_the_default() -> None:
+    texts = stages()
+    assert list(texts)[-1] == "learner"
+    for name, text in texts.items():
+        before = [*texts][: [*texts].index(name)]
+        named = [text.splitlines()[0], *re.findall("--from=(\\S+)", text)]
+        assert all(":" in base or base in before for base in named), name
+    server = texts["server"]
+    assert "HEALTHCHECK" in server
+    assert "[serve]" in texts["build-server"]
+    assert "/v2/health/ready" in server
+
+
+def test_the_services_use_images_and_commands_that_exist(tmp_path: Path) -> None:
+    compose = yaml.safe_load((OPERATION / "compose.yaml").read_text())
+    services = compose["services"]
+    command = re.findall(r"^CMD (\[.*\])$", stages()["server"], re.MULTILINE)[-1]
+    assert set(services) == {"learner", "worker", "serve", "watch"}
+    for name, service in services.items():
+        build = service.get("build")
+        if build:
+            assert build["target"] in stages()
+            assert (OPERATION / build["context"] / "Dockerfile").exists()
+            assert service["image"] == f"aiorl:{build['target']}"
+        assert set(service.get("depends_on", [])) <= services.keys()
+        volumes = {volume.split(":")[0] for volume in service["volumes"]}
+        assert volumes <= compose["volumes"].keys()
+        words = service.get("command") or json.loads(command)
+        if name == "learner":
+            assert service["environment"] == {"RANK": "0"}
+            words = [*words[:3], "--print", *words[3:]]
+        assert words[0] == "aiorl"
+        words = [word.replace("/runs", str(tmp_path / "runs")) for word in words]
+        check_command([word.replace("/tokens", str(tmp_path)) for word in words], tmp_path)

@@ -58,7 +58,7 @@ def test_a_policy_without_entropy_that_wins_nothing_is_named_with_the_learning_r
     (warning,) = course.results([15.0, 9.0, 9.2, 9.1], entropy=1e-4)
     assert "lr" in warning
     assert "(now 3)" in warning
-    assert course.told == [warning.replace("9.1", "9.2")], "it is told once"
+    assert course.told == [warning.replace("9.1", "9.2")], "the user sees it once"
     assert course.results([9.0], entropy=0.5) == []
 
 
@@ -100,7 +100,7 @@ def test_skipped_updates_are_named_in_the_results_that_have_them() -> None:
     (warning,) = course.results([1.0], num_skipped=3)
     assert "3 of the newest 4 updates" in warning
     assert course.results([1.0], num_skipped=3) == []
-    assert course.told == [], "each of them was told before"
+    assert course.told == [], "the user has seen each of them"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,7 @@ def test_the_largest_entropy_of_a_discrete_space(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_names_a_policy_that_a_high_learning_rate_has_killed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

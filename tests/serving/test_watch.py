@@ -358,7 +358,7 @@ def test_alerts_can_be_written_from_the_metrics_alone(tmp_path: Path) -> None:
     }
     for name, value in expected.items():
         assert metrics.get(name) == value, name
-    assert 'aiorl_last_update_age_seconds{run="over"}' not in metrics, "no alert for what is over"
+    assert 'aiorl_last_update_age_seconds{run="over"}' not in metrics, "nothing to alert about"
     assert metrics['aiorl_last_change_age_seconds{run="over"}'] < 120
 
 

@@ -19,7 +19,7 @@ const STOPS = {
 const HEALTH = [
   ["Entropy, share of the largest", "health/entropy_share", percent, 0.001, Infinity,
     "The policy explores no more. That is fine if its return is high; otherwise lower lr, or raise entropy_coeff."],
-  ["KL divergence of an update", "learner/kl", short, 0, 0.05, "Updates change the policy much: lower lr or num_sgd_iter. Above 1, they destroy it."],
+  ["KL divergence of an update", "learner/kl", short, 0, 0.2, "Updates change the policy much: lower lr or num_sgd_iter. Above 1, they destroy it."],
   ["Clipped share of the rows", "learner/clip_fraction", percent, 0, 0.4, "Updates go as far as they may: lower lr or num_sgd_iter."],
   ["Explained variance of the values", "learner/vf_explained_var", short, 0, 1,
     "The values are worse than a constant. That is usual at first; later raise train_batch_size, or lower lr."],
