@@ -280,4 +280,6 @@ def test_the_services_use_images_and_commands_that_exist(tmp_path: Path) -> None
             words = [*words[:3], "--print", *words[3:]]
         assert words[0] == "aiorl"
         words = [word.replace("/runs", str(tmp_path / "runs")) for word in words]
-        check_command([word.replace("/tokens", str(tmp_path / "absent")) for word in words], tmp_path)
+        check_command(
+            [word.replace("/tokens", str(tmp_path / "absent")) for word in words], tmp_path
+        )
