@@ -188,7 +188,7 @@ def _by_policy(name: str, *place: str) -> Callable[[Part], Mapping[str, float]]:
     return values
 
 
-_LABELLED = (
+LABELLED = (
     _Labelled(
         name="env_steps_discarded",
         help="Env steps that reached the learner and were not trained on, by reason.",
@@ -295,7 +295,7 @@ class Collector:
         yield from (info, changed, training)
         for figure in _FIGURES:
             yield self._simple(figure, self._runs if figure.is_total else live)
-        for labelled in _LABELLED:
+        for labelled in LABELLED:
             yield self._labelled(labelled, self._runs if labelled.is_total else live)
         for age, (meaning, read) in _AGES.items():
             family = GaugeMetricFamily(f"aiorl_{age}", meaning, labels=["run"])

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from aiorl.watch.metrics import Collector
+from aiorl.watch.metrics import LABELLED, Collector
 from aiorl.worker import parse_worker_args
 
 ROOT = Path(__file__).parents[2]
@@ -51,13 +51,16 @@ def queries_of_the_board() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, set[str]]:
     """Metrics of `aiorl watch` with their labels."""
-    labels = dict[str, set[str]]()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector([]))
-    for family in registry.collect():
-        name = family.name + ("_total" if family.type == "counter" else "")
-        labels[name] = set(family._labelnames)  # type: ignore[attr-defined]
-    return labels
+    labels = {figure.name: {"run", figure.label} for figure in LABELLED}
+    labels["run_info"] = {"run", "algo", "env", "phase"}
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): labels.get(
+            family.name.removeprefix("aiorl_"), {"run"}
+        )
+        for family in registry.collect()
+    }
 
 
 QUERIES = [*(rule["expr"] for rule in rules()), *queries_of_the_board()]
