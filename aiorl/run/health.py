@@ -16,7 +16,6 @@ from typing import Any
 
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.run.ports import Tell
-from aiorl.run.report.figures import number_at
 
 LEAST_ENTROPY = 1e-3
 """Share of the largest entropy below which a discrete policy explores no more."""
@@ -93,11 +92,11 @@ class Health:
             prefix = "" if is_single else f"{learner}/"
             name = "The policy" if is_single else f"Policy {learner!r:.100}"
             course = self._courses.setdefault(learner, _Course())
-            lr = number_at(metrics, f"{prefix}cur_lr")
+            lr = metrics.get(f"{prefix}cur_lr", math.nan)
             mean = _mean_return(result, "" if is_single else learner)
             self._note_return(learner, mean)
             most = max_entropy(spaces)
-            entropy = number_at(metrics, f"{prefix}entropy")
+            entropy = metrics.get(f"{prefix}entropy", math.nan)
             share = math.nan
             if most and math.isfinite(entropy):
                 share = health[f"{prefix}entropy_share"] = entropy / most
@@ -111,7 +110,7 @@ class Health:
                 )
                 warnings.append(text)
                 self._warn_once(learner, "entropy", text)
-            if self._is_destroyed(course, number_at(metrics, f"{prefix}kl")):
+            if self._is_destroyed(course, metrics.get(f"{prefix}kl", math.nan)):
                 text = (
                     f"{name} has changed by a KL divergence of {course.newest_kl:.3g} in one update"
                     " (usual: below 0.2), which can destroy it. The usual cause is a learning rate"
@@ -216,5 +215,5 @@ def _mean_return(result: Mapping[str, Any], policy_id: str) -> float:
     if result["episodes_total"] < _NUM_EPISODES:
         return math.nan
     if policy_id:
-        return number_at(result["policy_reward_mean"], policy_id)
-    return number_at(result, "episode_reward_mean_last_100")
+        return float(result["policy_reward_mean"].get(policy_id, math.nan))
+    return float(result["episode_reward_mean_last_100"])

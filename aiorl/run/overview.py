@@ -50,7 +50,7 @@ _MAX_GONE = 64
 _MAX_WORDS = 300
 _WINDOW_S = 5.0
 _MAX_ENV_S = 1e6
-_SMOOTHING = 0.1
+_SMOOTHING = 0.2
 _BUSY = 0.9
 """Share of the learner's time that it spends on updates, from which more workers do not help."""
 _SLOW_HOST = 1.5
@@ -118,7 +118,7 @@ class Overview:
     """Collector of the account.
 
     Attributes:
-        result: the newest result; see `take`.
+        result: the newest result.
         workers: returns the live workers.
         addresses: addresses at which workers on other hosts reach the learner, best first.
     """
@@ -137,19 +137,6 @@ class Overview:
         self._num_joined = 0
         self._num_failures = 0
         self._busy: float | None = None
-
-    def take(self, result: Mapping[str, Any]) -> None:
-        """Take over a new result."""
-        self.result = result
-        metrics = result.get("learner", {})
-        waited_s = metrics.get("wait_for_batch_s")
-        if waited_s is None:
-            return
-        worked_s = metrics["update_s"] + metrics["make_batch_s"]
-        busy = worked_s / max(worked_s + waited_s, 1e-9)
-        if self._busy is None:
-            self._busy = busy
-        self._busy += _SMOOTHING * (busy - self._busy)
 
     def note(self, event: News, version: int) -> None:
         """Take note of what happened to a worker; ``version`` is that of the newest snapshot."""
@@ -208,6 +195,7 @@ class Overview:
             end: why the run has ended, "" while it has not.
         """
         now = time.monotonic()
+        self._look_how_busy()
         workers = self.workers()
         state = "training" if self.result else training.status
         account: dict[str, Any] = {
@@ -246,6 +234,18 @@ class Overview:
                 break
             account[name].append(row)
         return account
+
+    def _look_how_busy(self) -> None:
+        """Add the newest update to the share of its time that the learner is busy."""
+        metrics = self.result.get("learner", {})
+        waited_s = metrics.get("wait_for_batch_s")
+        if waited_s is None:
+            return
+        worked_s = metrics["update_s"] + metrics["make_batch_s"]
+        busy = worked_s / max(worked_s + waited_s, 1e-9)
+        if self._busy is None:
+            self._busy = busy
+        self._busy += _SMOOTHING * (busy - self._busy)
 
     def _advice(self) -> list[str]:
         """Return sentences about what limits the speed of the run."""

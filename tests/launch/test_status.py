@@ -195,16 +195,19 @@ def test_a_learner_that_is_always_busy_says_that_more_workers_do_not_help(
 ) -> None:
     run = Sampled(monkeypatch)
     run.join(1, "a")
-    for waited_s in (0.02, 0.06):
-        metrics = {"wait_for_batch_s": waited_s, "update_s": 0.9, "make_batch_s": 0.08}
-        run.overview.take({"learner": metrics})
-    (sentence,) = run.account()["advice"]
+
+    def account(waited_s: float, update_s: float) -> dict[str, Any]:
+        times = {"wait_for_batch_s": waited_s, "update_s": update_s, "make_batch_s": 0.08}
+        run.overview.result = {"learner": times}
+        return run.account()
+
+    account(0.02, 0.9)
+    (sentence,) = account(0.02, 0.9)["advice"]
     assert "98 %" in sentence
     assert "more workers" in sentence
-    for _ in range(20):
-        metrics = {"wait_for_batch_s": 0.5, "update_s": 0.4, "make_batch_s": 0.1}
-        run.overview.take({"learner": metrics})
-    assert run.account()["advice"] == []
+    for _ in range(9):
+        advice = account(0.5, 0.42)["advice"]
+    assert advice == []
 
 
 def test_hosts_have_the_names_of_their_slurm_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
