@@ -85,8 +85,9 @@ class Health:
         health: dict[str, Any] = {}
         warnings: list[str] = []
         metrics = result["learner"]
+        # several policies have their names in front of their metrics, also the default one
         is_single = [*action_spaces] == [DEFAULT_POLICY_ID] and not any(
-            "/" in name for name in metrics
+            name.startswith(f"{DEFAULT_POLICY_ID}/") for name in metrics
         )
         for learner, spaces in action_spaces.items():
             prefix = "" if is_single else f"{learner}/"

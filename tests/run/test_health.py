@@ -103,6 +103,30 @@ def test_skipped_updates_are_named_in_the_results_that_have_them() -> None:
     assert course.told == [], "the user has seen each of them"
 
 
+def test_each_of_several_policies_is_judged_by_its_own_returns() -> None:
+    told: list[str] = []
+    health = Health(lambda text, level: told.append(text), {})
+    for _ in range(5):
+        result = {
+            "learner": {
+                "left/entropy": 1e-5,
+                "right/entropy": 1e-5,
+                "left/cur_lr": 0.5,
+                "left/kl": 0.1,
+                "right/kl": 7.0,
+            },
+            "episodes_total": 100,
+            "policy_reward_mean": {"left": -1.0, "right": len(told) + 1.0},
+            "episode_reward_mean_last_100": 0.0,
+            "updates_skipped": 0,
+            "updates_this_iter": 1,
+        }
+        found = health.look(result, {"left": [DISCRETE], "right": [DISCRETE]})
+    assert found["left/entropy_share"] == found["right/entropy_share"] < 1e-4
+    assert any("'left' has died" in text and "0.5" in text for text in told)
+    assert any("'right' has changed" in text for text in told)
+
+
 @pytest.mark.parametrize(
     ("spaces", "expected"),
     [
