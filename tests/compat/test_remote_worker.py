@@ -13,7 +13,6 @@ from plain_policies import DEFAULT, VECTOR, PlainPolicy, spec
 
 import aiorl
 from aiorl.acting.filters import MeanStdFilter
-from aiorl.compat.limits import ActorOptions
 from aiorl.data.metrics import RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, RemoteError, UnsendableError
@@ -135,13 +134,13 @@ def test_a_subclass_of_the_worker_keeps_its_methods() -> None:
         ({"memory": float("nan")}, "memory"),
         ({"num_gpus": 1}, "num_gpus"),
         ({"resources": {"tpu": 1}}, "resources"),
-        ({"resources": {}, "num_gpus": 0}, ""),
     ],
 )
 def test_impossible_limits_are_refused(options: dict[str, Any], key: str) -> None:
-    if not key:
-        assert aiorl.RolloutWorker.as_remote(**options)._options == ActorOptions(**options)
-        return
     with pytest.raises(ConfigError) as error:
         aiorl.RolloutWorker.as_remote(**options)
     assert error.value.key == key
+
+
+def test_limits_of_what_is_not_asked_for_are_taken() -> None:
+    aiorl.RolloutWorker.as_remote(resources={}, num_gpus=0)
