@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID, I32, Array, Columns, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import CheckpointError, ConfigError, InternalError
-from aiorl.learning.steps import Loop, TargetNetwork
+from aiorl.learning.steps import Loop, TargetNetwork, changed_descent
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -415,6 +415,22 @@ class Update:
         for prefix, target in self.targets.items():
             variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
         return {**variables, **self.saved}
+
+    def with_descent(self, name: str = "", **changes: Any) -> Update:
+        """Return this update with other arguments of `descend` for one of its steps::
+
+            PPO.update(config, networks).with_descent(parts=[Part(first_layer, rate=0.1)])
+
+        Args:
+            name: name of the step: NAME of its metric "NAME_loss", "" of "loss".
+            **changes: arguments of `descend` by name: `optimizer`, `parts`, `clip`, `reduce`, `lr`.
+                The others stay as they are; without an `optimizer`, it is one like the former.
+
+        Raises:
+            ConfigError: no step, or more than one, has that name; or see `descend`.
+        """
+        loop = replace(self.loop, step=changed_descent(self.loop.step, name, changes))
+        return replace(self, loop=loop)
 
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
         """Return all knobs after `env_steps_total` env steps."""

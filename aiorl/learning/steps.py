@@ -19,14 +19,16 @@ call runs none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiorl.data.columns import PRIORITIES
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.step_checks import (
     check_not_repeated,
+    check_only_one,
+    check_part,
     check_parts,
     check_positive,
     check_rate,
@@ -49,6 +51,7 @@ __all__ = [
     "LoopResult",
     "Loss",
     "Outcome",
+    "Part",
     "Step",
     "TargetNetwork",
     "chain",
@@ -78,6 +81,10 @@ ComputeGradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Ten
 
 Reduce = Callable[[list["tf.Tensor"]], list["tf.Tensor"]]
 """Gradients of one minibatch, in the order of the variables -> gradients to clip and apply."""
+
+Clip = float | Reduce | None
+"""Largest global norm of the gradients; or a function of them, such as ``lambda gradients:
+[tf.clip_by_norm(item, 0.5) for item in gradients]``; None = not clipped."""
 
 STEPS_BEFORE = "steps_before"
 """Knob: minibatches made before this call, from which `every` counts; 0 if it is missing."""
@@ -136,13 +143,13 @@ class Composed:
     """Step that a combinator returns.
 
     Attributes:
-        run: makes the step, see `Step.run`.
+        compute: (`steps`, columns, knobs, count) -> outcome, see `Step.run`.
         steps: the steps that it is made of.
         interval: minibatches from one time that they are made to the next.
         changed: variables that it changes besides those of the steps.
     """
 
-    run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]
+    compute: Callable[[tuple[Step, ...], Tensors, Tensors, tf.Tensor], Outcome]
     steps: tuple[Step, ...]
     interval: int = 1
     changed: tuple[Any, ...] = ()
@@ -162,6 +169,54 @@ class Composed:
         """See `Step`."""
         return math.lcm(self.interval, *(step.period for step in self.steps))
 
+    def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        """See `Step.run`."""
+        return self.compute(self.steps, columns, knobs, count)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Variables of a `descend` that have a learning rate, an optimiser or a clipping of their
+    own::
+
+        Part(first_layer, rate=0.1)
+        Part(heads, optimizer=keras.optimizers.SGD(momentum=0.9), clip=0.1, lr="heads_lr")
+
+    Attributes:
+        variables: variables among those of the step, TensorFlow's or Keras's.
+        optimizer: optimiser of these variables alone; None = one like that of the step.
+        clip: clips the gradients of these variables, after the step has clipped all of them.
+        lr: knob with the learning rate; None = that of the step.
+        rate: factor of the learning rate.
+    """
+
+    variables: Sequence[Any]
+    _: KW_ONLY
+    optimizer: Any = None  # a Keras optimiser; Keras ships no types
+    clip: Clip = None
+    lr: str | None = None
+    rate: float = 1.0
+
+
+class Group(NamedTuple):
+    """Variables of a `Descent` that one optimiser trains.
+
+    Attributes:
+        optimizer: Keras optimiser, built for these variables.
+        variables: the variables.
+        places: their places among the variables of the descent.
+        clip: see `Part`.
+        lr: see `Part`.
+        rate: see `Part`.
+    """
+
+    optimizer: Any
+    variables: list[Any]
+    places: list[int]
+    clip: Clip
+    lr: str
+    rate: float
+
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
@@ -170,8 +225,9 @@ class Descent:
     Attributes:
         loss: loss of a minibatch.
         variables: variables that it trains.
-        optimizer: optimiser, built for these variables.
-        clip: largest global norm of a gradient; None = not clipped.
+        optimizer: optimiser of the variables that are in no part.
+        groups: variables by optimiser; each variable is in one.
+        clip: clips all gradients together.
         reduce: changes the gradients before they are clipped.
         lr: knob with the learning rate.
         name: prefix of the metrics "NAME_loss" and "NAME_grad_gnorm".
@@ -181,7 +237,8 @@ class Descent:
     loss: Loss
     variables: Sequence[Any]
     optimizer: Any  # a Keras optimiser; Keras ships no types
-    clip: float | None
+    groups: tuple[Group, ...]
+    clip: Clip
     reduce: Reduce
     lr: str
     name: str
@@ -190,7 +247,7 @@ class Descent:
     @property
     def optimizers(self) -> Sequence[Any]:
         """See `Step`."""
-        return (self.optimizer,)
+        return [group.optimizer for group in self.groups]
 
     @property
     def period(self) -> int:
@@ -220,12 +277,26 @@ class Descent:
         """
         gradients = self.reduce(gradients)
         norm = tf.linalg.global_norm(gradients)
-        if self.clip is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.clip, use_norm=norm)
-        check_rate(self.lr, knobs)
-        self.optimizer.learning_rate.assign(knobs[self.lr])
-        self.optimizer.apply(gradients, self.variables)
+        gradients = clipped(gradients, self.clip, norm)
+        for group in self.groups:
+            check_rate(group.lr, knobs)
+            group.optimizer.learning_rate.assign(group.rate * knobs[group.lr])
+            of_group = [gradients[place] for place in group.places]
+            group.optimizer.apply(clipped(of_group, group.clip), group.variables)
         return norm
+
+
+def clipped(
+    gradients: list[tf.Tensor], clip: Clip, norm: tf.Tensor | None = None
+) -> list[tf.Tensor]:
+    """Return gradients after clipping; `norm` is their global norm, if it is known."""
+    if clip is None:
+        return gradients
+    if callable(clip):
+        return clip(gradients)
+    by_norm: list[tf.Tensor]
+    by_norm, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
+    return by_norm
 
 
 def metrics_in(tensors: Tensors) -> Tensors:
@@ -238,7 +309,8 @@ def descend(
     loss: Loss,
     optimizer: Any,  # a Keras optimiser; Keras ships no types
     *,
-    clip: float | None = None,
+    parts: Sequence[Part] = (),
+    clip: Clip = None,
     reduce: Reduce = list,
     lr: str = "lr",
     name: str = "",
@@ -252,7 +324,9 @@ def descend(
             doesn't use them.
         loss: loss of a minibatch.
         optimizer: optimiser of these variables alone; it is built for them here.
-        clip: largest global norm of a gradient; None = not clipped.
+        parts: variables among them with learning rates, optimisers or clipping of their own.
+        clip: clips the gradients of all variables together: their largest global norm, or a
+            function of them.
         reduce: function of the gradients, called before they are clipped. It stands where several
             learners would take the mean of theirs.
         lr: knob with the learning rate.
@@ -260,22 +334,92 @@ def descend(
             it is clipped); without a name they are "loss" and "grad_gnorm".
 
     Raises:
-        ConfigError: when it is traced, the loss doesn't return a scalar and further tensors by
-            name, or `lr` is not among the knobs.
+        ConfigError: a part has a variable that the step doesn't train, or that is in another part.
+            Or, when it is traced, the loss doesn't return a scalar and further tensors by name, or
+            `lr` is not among the knobs.
     """
-    # a variable of Keras holds one of TensorFlow
-    variables = [item if isinstance(item, tf.Variable) else item.value for item in variables]
-    optimizer.build(variables)
+    variables = _of_tensorflow(variables)
     return Descent(
         loss=loss,
         variables=variables,
         optimizer=optimizer,
+        groups=tuple(_groups(variables, optimizer, parts, lr)),
         clip=clip,
         reduce=reduce,
         lr=lr,
         name=name,
         gradients=gradients_of(loss, variables),
     )
+
+
+def _of_tensorflow(variables: Sequence[Any]) -> list[Any]:
+    """Return TensorFlow's variables; one of Keras holds one of them."""
+    return [item if isinstance(item, tf.Variable) else item.value for item in variables]
+
+
+def _groups(
+    variables: Sequence[Any], optimizer: Any, parts: Sequence[Part], lr: str
+) -> Iterator[Group]:
+    """Yield the variables of each part, then those that are in none, with built optimisers.
+
+    Raises:
+        ConfigError: see `descend`.
+    """
+    rest = {variable.ref(): place for place, variable in enumerate(variables)}
+    for part in parts:
+        of_part = _of_tensorflow(part.variables)
+        check_part(of_part, rest)
+        places = [rest.pop(variable.ref()) for variable in of_part]
+        of_its_own = part.optimizer
+        if of_its_own is None:
+            of_its_own = like(optimizer)
+        of_its_own.build(of_part)
+        yield Group(of_its_own, of_part, places, clip=part.clip, lr=part.lr or lr, rate=part.rate)
+    if rest:
+        others = [variables[place] for place in rest.values()]
+        optimizer.build(others)
+        yield Group(optimizer, others, list(rest.values()), clip=None, lr=lr, rate=1.0)
+
+
+def like(optimizer: Any) -> Any:  # Keras optimisers; Keras ships no types
+    """Return an optimiser with the settings of `optimizer` that has not been built yet."""
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
+    """Return a step in which the `Descent` of that name has other arguments of `descend`.
+
+    Args:
+        step: a step, or what combinators made of several.
+        name: name of the descent, as in its metrics.
+        changes: arguments of `descend` by name.
+
+    Raises:
+        ConfigError: no descent, or more than one, has that name; or see `descend`.
+    """
+    names: list[str] = []
+
+    def changed(part: Step) -> Step:
+        if isinstance(part, Composed):
+            return replace(part, steps=tuple(changed(inner) for inner in part.steps))
+        if not isinstance(part, Descent):
+            return part
+        names.append(part.name)
+        if part.name != name:
+            return part
+        arguments = {
+            "clip": part.clip,
+            "reduce": part.reduce,
+            "lr": part.lr,
+            "name": name,
+            "optimizer": like(part.optimizer),
+            **changes,
+        }
+        return descend(part.variables, part.loss, **arguments)
+
+    result = changed(step)
+    check_only_one(name, names)
+    return result
 
 
 def gradients_of(loss: Loss, variables: Sequence[Any]) -> ComputeGradients:
@@ -315,7 +459,9 @@ def chain(*steps: Step) -> Step:
         ConfigError: when it is traced, two steps give a metric of the same name.
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
         metrics: Tensors = {}
         tensors: Tensors = {}
         for step in steps:
@@ -325,7 +471,7 @@ def chain(*steps: Step) -> Step:
             tensors |= outcome.tensors
         return Outcome(metrics, tensors)
 
-    return Composed(run, steps)
+    return Composed(compute, steps)
 
 
 def every(period: int, step: Step) -> Step:
@@ -344,14 +490,18 @@ def every(period: int, step: Step) -> Step:
         return step
     table = FigureTable()
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
+        (step,) = steps
+
         def make() -> tf.Tensor:
             return table.stacked(step.run(columns, knobs, count).metrics)
 
         totals = tf.cond(tf.equal(count % period, 0), make, table.zeros)
         return Outcome(table.by_name(totals), {})
 
-    return Composed(run, (step,), interval=period)
+    return Composed(compute, (step,), interval=period)
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
@@ -359,13 +509,15 @@ def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
     that they follow; 1 makes copies.
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
         for target in targets:
             target.take_over(tau)
         return Outcome({}, {})
 
     moved = [variable for target in targets for variable in target.variables.values()]
-    return Composed(run, (), changed=tuple(moved))
+    return Composed(compute, (), changed=tuple(moved))
 
 
 def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
@@ -375,10 +527,13 @@ def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
         prepare(lambda columns: {**columns, "obs": columns["obs"] / scale}, step)
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
+        (step,) = steps
         return step.run(change(columns), knobs, count)
 
-    return Composed(run, (step,))
+    return Composed(compute, (step,))
 
 
 def of_policy(policy_id: str, step: Step) -> Step:
@@ -392,14 +547,17 @@ def of_policy(policy_id: str, step: Step) -> Step:
         chain(critic, of_policy("left", left_actor), of_policy("right", right_actor))
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
+        (step,) = steps
         shared = {name: part for name, part in columns.items() if not isinstance(part, Mapping)}
         outcome = step.run({**columns[policy_id], **shared}, knobs, count)
         metrics = {f"{policy_id}/{name}": metric for name, metric in outcome.metrics.items()}
         tensors = {f"{policy_id}/{name}": tensor for name, tensor in outcome.tensors.items()}
         return Outcome(metrics, tensors)
 
-    return Composed(run, (step,))
+    return Composed(compute, (step,))
 
 
 class TargetNetwork:

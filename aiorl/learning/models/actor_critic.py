@@ -258,8 +258,8 @@ class ActorCritic(Network):
         return self._of_previous is not None
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """Return the state of B rows at the start of their episodes: zeros [B, ...] for each
-        component.
+        """Return the state of B rows, `num_rows`, at the start of their episodes: zeros [B, ...] for
+        each component.
         """
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
@@ -386,7 +386,7 @@ class ActorCritic(Network):
         return dist_inputs, tf.reshape(values, [steps, -1])
 
     def get_weights(self) -> dict[str, Array]:
-        """Return copies of all weights by name, in order."""
+        """Return copies of all weights by name, in order, each of its variable's shape."""
         read = tf.raw_ops.ReadVariableOp  # takes half the time of a variable's own method
         return {
             name: np.array(read(resource=variable.handle, dtype=variable.dtype).numpy())
