@@ -72,16 +72,17 @@ from aiorl.learning.learner import Learner
 from aiorl.learning.losses import masked_mean
 from aiorl.learning.losses.policy_gradient import actor_critic_loss, masked_normalise
 from aiorl.learning.losses.q_learning import QHead, best_legal, chosen
+from aiorl.learning.losses.vtrace import vtrace
 from aiorl.learning.models.distributions import Distribution, to_tf_distribution
+from aiorl.learning.optimised import Part
 from aiorl.learning.replay.episodes import EpisodeReplay
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replay.spec import ReplaySpec
 from aiorl.learning.replayed import replay_knobs, replayed
-from aiorl.learning.rows import sequence_columns
+from aiorl.learning.rows import by_time, flattened, sequence_columns
 from aiorl.learning.steps import (
     Loss,
-    Part,
     Step,
     TargetNetwork,
     chain,
@@ -184,6 +185,7 @@ __all__ = [
     "build_actor",
     "build_model",
     "build_q_network",
+    "by_time",
     "chain",
     "changed",
     "chosen",
@@ -193,6 +195,7 @@ __all__ = [
     "drawn",
     "epochs",
     "every",
+    "flattened",
     "follow",
     "guarded",
     "key",
@@ -221,6 +224,7 @@ __all__ = [
     "transitions",
     "update_by_loss",
     "update_with_critics",
+    "vtrace",
 ]
 
 _FORMER = {

@@ -25,7 +25,9 @@ from aiorl.data.columns import DEFAULT_POLICY_ID, I32, Array, Columns, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import CheckpointError, ConfigError, InternalError
-from aiorl.learning.steps import Loop, TargetNetwork, changed_descent
+from aiorl.learning.optimised import like
+from aiorl.learning.step_checks import check_only_one
+from aiorl.learning.steps import Composed, Descent, Loop, Step, TargetNetwork, descend
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -429,7 +431,7 @@ class Update:
         Raises:
             ConfigError: no step, or more than one, has that name; or see `descend`.
         """
-        loop = replace(self.loop, step=changed_descent(self.loop.step, name, changes))
+        loop = replace(self.loop, step=_changed_descent(self.loop.step, name, changes))
         return replace(self, loop=loop)
 
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
@@ -438,6 +440,42 @@ class Update:
         for adaptation in self.adaptations:
             values.update(adaptation.knobs())
         return values
+
+
+def _changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
+    """Return a step in which the `Descent` of that name has other arguments of `descend`.
+
+    Args:
+        step: a step, or what combinators made of several.
+        name: name of the descent, as in its metrics.
+        changes: arguments of `descend` by name.
+
+    Raises:
+        ConfigError: no descent, or more than one, has that name; or see `descend`.
+    """
+    names: list[str] = []
+
+    def changed(part: Step) -> Step:
+        if isinstance(part, Composed):
+            return replace(part, steps=tuple(changed(inner) for inner in part.steps))
+        if not isinstance(part, Descent):
+            return part
+        names.append(part.name)
+        if part.name != name:
+            return part
+        arguments = {
+            "clip": part.clip,
+            "reduce": part.reduce,
+            "lr": part.lr,
+            "name": name,
+            "optimizer": like(part.optimizer),
+            **changes,
+        }
+        return descend(part.variables, part.loss, **arguments)
+
+    result = changed(step)
+    check_only_one(name, names)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

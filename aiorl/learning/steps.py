@@ -19,16 +19,15 @@ call runs none of it again. `aiorl.learning.compiled.CompiledUpdate` compiles a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiorl.data.columns import PRIORITIES
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.optimised import Clip, Group, Part, Reduce, clipped, groups_of, of_tensorflow
 from aiorl.learning.step_checks import (
     check_not_repeated,
-    check_only_one,
-    check_part,
     check_parts,
     check_positive,
     check_rate,
@@ -51,7 +50,6 @@ __all__ = [
     "LoopResult",
     "Loss",
     "Outcome",
-    "Part",
     "Step",
     "TargetNetwork",
     "chain",
@@ -78,13 +76,6 @@ others are for the steps that follow in a `chain` and for `drawn` to write back.
 
 ComputeGradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
 """(columns, knobs) -> (gradients in the order of the variables, loss, further tensors)."""
-
-Reduce = Callable[[list["tf.Tensor"]], list["tf.Tensor"]]
-"""Gradients of one minibatch, in the order of the variables -> gradients to clip and apply."""
-
-Clip = float | Reduce | None
-"""Largest global norm of the gradients; or a function of them, such as ``lambda gradients:
-[tf.clip_by_norm(item, 0.5) for item in gradients]``; None = not clipped."""
 
 STEPS_BEFORE = "steps_before"
 """Knob: minibatches made before this call, from which `every` counts; 0 if it is missing."""
@@ -174,50 +165,6 @@ class Composed:
         return self.compute(self.steps, columns, knobs, count)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Variables of a `descend` that have a learning rate, an optimiser or a clipping of their
-    own::
-
-        Part(first_layer, rate=0.1)
-        Part(heads, optimizer=keras.optimizers.SGD(momentum=0.9), clip=0.1, lr="heads_lr")
-
-    Attributes:
-        variables: variables among those of the step, TensorFlow's or Keras's.
-        optimizer: optimiser of these variables alone; None = one like that of the step.
-        clip: clips the gradients of these variables, after the step has clipped all of them.
-        lr: knob with the learning rate; None = that of the step.
-        rate: factor of the learning rate.
-    """
-
-    variables: Sequence[Any]
-    _: KW_ONLY
-    optimizer: Any = None  # a Keras optimiser; Keras ships no types
-    clip: Clip = None
-    lr: str | None = None
-    rate: float = 1.0
-
-
-class Group(NamedTuple):
-    """Variables of a `Descent` that one optimiser trains.
-
-    Attributes:
-        optimizer: Keras optimiser, built for these variables.
-        variables: the variables.
-        places: their places among the variables of the descent.
-        clip: see `Part`.
-        lr: see `Part`.
-        rate: see `Part`.
-    """
-
-    optimizer: Any
-    variables: list[Any]
-    places: list[int]
-    clip: Clip
-    lr: str
-    rate: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Descent:
     """Step of an optimiser against the gradient of a loss; `descend` makes it.
@@ -286,19 +233,6 @@ class Descent:
         return norm
 
 
-def clipped(
-    gradients: list[tf.Tensor], clip: Clip, norm: tf.Tensor | None = None
-) -> list[tf.Tensor]:
-    """Return gradients after clipping; `norm` is their global norm, if it is known."""
-    if clip is None:
-        return gradients
-    if callable(clip):
-        return clip(gradients)
-    by_norm: list[tf.Tensor]
-    by_norm, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
-    return by_norm
-
-
 def metrics_in(tensors: Tensors) -> Tensors:
     """Return the tensors of a loss that are metrics: its scalars."""
     return {name: tensor for name, tensor in tensors.items() if not len(tensor.shape)}
@@ -338,88 +272,18 @@ def descend(
             Or, when it is traced, the loss doesn't return a scalar and further tensors by name, or
             `lr` is not among the knobs.
     """
-    variables = _of_tensorflow(variables)
+    variables = of_tensorflow(variables)
     return Descent(
         loss=loss,
         variables=variables,
         optimizer=optimizer,
-        groups=tuple(_groups(variables, optimizer, parts, lr)),
+        groups=tuple(groups_of(variables, optimizer, parts, lr)),
         clip=clip,
         reduce=reduce,
         lr=lr,
         name=name,
         gradients=gradients_of(loss, variables),
     )
-
-
-def _of_tensorflow(variables: Sequence[Any]) -> list[Any]:
-    """Return TensorFlow's variables; one of Keras holds one of them."""
-    return [item if isinstance(item, tf.Variable) else item.value for item in variables]
-
-
-def _groups(
-    variables: Sequence[Any], optimizer: Any, parts: Sequence[Part], lr: str
-) -> Iterator[Group]:
-    """Yield the variables of each part, then those that are in none, with built optimisers.
-
-    Raises:
-        ConfigError: see `descend`.
-    """
-    rest = {variable.ref(): place for place, variable in enumerate(variables)}
-    for part in parts:
-        of_part = _of_tensorflow(part.variables)
-        check_part(of_part, rest)
-        places = [rest.pop(variable.ref()) for variable in of_part]
-        of_its_own = part.optimizer
-        if of_its_own is None:
-            of_its_own = like(optimizer)
-        of_its_own.build(of_part)
-        yield Group(of_its_own, of_part, places, clip=part.clip, lr=part.lr or lr, rate=part.rate)
-    if rest:
-        others = [variables[place] for place in rest.values()]
-        optimizer.build(others)
-        yield Group(optimizer, others, list(rest.values()), clip=None, lr=lr, rate=1.0)
-
-
-def like(optimizer: Any) -> Any:  # Keras optimisers; Keras ships no types
-    """Return an optimiser with the settings of `optimizer` that has not been built yet."""
-    return type(optimizer).from_config(optimizer.get_config())
-
-
-def changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
-    """Return a step in which the `Descent` of that name has other arguments of `descend`.
-
-    Args:
-        step: a step, or what combinators made of several.
-        name: name of the descent, as in its metrics.
-        changes: arguments of `descend` by name.
-
-    Raises:
-        ConfigError: no descent, or more than one, has that name; or see `descend`.
-    """
-    names: list[str] = []
-
-    def changed(part: Step) -> Step:
-        if isinstance(part, Composed):
-            return replace(part, steps=tuple(changed(inner) for inner in part.steps))
-        if not isinstance(part, Descent):
-            return part
-        names.append(part.name)
-        if part.name != name:
-            return part
-        arguments = {
-            "clip": part.clip,
-            "reduce": part.reduce,
-            "lr": part.lr,
-            "name": name,
-            "optimizer": like(part.optimizer),
-            **changes,
-        }
-        return descend(part.variables, part.loss, **arguments)
-
-    result = changed(step)
-    check_only_one(name, names)
-    return result
 
 
 def gradients_of(loss: Loss, variables: Sequence[Any]) -> ComputeGradients:
