@@ -17,6 +17,7 @@ from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 from aiorl.process.replaced_file import replaced
+from aiorl.run.report.comparison import compare
 from aiorl.run.report.plot import (
     INK,
     PLOT_FILE,
@@ -51,6 +52,8 @@ _EXAMPLES = """examples:
 Runs that differ only in their seed are one experiment. The line is the interquartile mean of their mean returns, and
 the band is its 95 % bootstrap interval. The line is dashed after the first of the runs has ended. Each curve has the
 name of its algorithm and the settings in which it differs from the others. Each environment has its own panels.
+Experiments with two runs or more are compared by the probability that a run of one ends better than a run of the
+other (Agarwal et al. 2021, "probability of improvement").
 """
 _SEED = 0  # of the bootstrap, so that pictures are reproducible
 # inches
@@ -203,6 +206,12 @@ def _plot(options: Mapping[str, Any]) -> None:
             f"{experiment.name} on {experiment.env}: {_runs(len(last))}, at the end"
             f" {float(interquartile_mean(last)):,.1f} (interquartile mean; {last.min():,.1f} to"
             f" {last.max():,.1f})\n"
+        )
+    for pair in compare(experiments, np.random.default_rng(_SEED)):
+        envs = "" if pair.num_envs == 1 else f" over {pair.num_envs} environments"
+        sys.stdout.write(
+            f"{pair.better} ends better than {pair.worse} with probability {pair.probability:.2f}"
+            f" (95 % interval {pair.low:.2f} to {pair.high:.2f}{envs})\n"
         )
     sys.stdout.write(f"{path}\n")
 

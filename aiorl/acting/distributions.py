@@ -65,6 +65,13 @@ class ActionDistribution(ABC):
     num_features: int = 0
 
     def __init__(self, action_space: Space, num_inputs: int, noise_size: int) -> None:
+        """Describe the distribution.
+
+        Args:
+            action_space: single-environment action space.
+            num_inputs: P.
+            noise_size: K, random numbers in a row.
+        """
         self.action_space = action_space
         self.num_inputs = num_inputs
         self.noise_size = noise_size
@@ -84,29 +91,36 @@ class ActionDistribution(ABC):
         return np.arange(self.num_inputs)
 
     def draw_noise(self, rng: np.random.Generator, *leading: int) -> F32:
-        """Draw noise for `leading` (for example T, N) samples: float32 [*leading, K], by default
-        uniform in [0, 1).
+        """Return noise for `leading` (for example T, N) samples, drawn from an `rng`: float32
+        [*leading, K], by default uniform in [0, 1).
         """
         return rng.random((*leading, self.noise_size), dtype=np.float32)
 
     @abstractmethod
     def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
-        """Write actions [N, *action_shape] and their log-probabilities [N] for inputs [N, P], noise
-        [N, K].
+        """Write actions and their log-probabilities.
+
+        Args:
+            inputs: [N, P].
+            noise: [N, K].
+            actions: [N, *action_shape], written.
+            logp: [N], written.
         """
 
     def choose_into(self, inputs: F32, noise: F32, actions: Array) -> None:
-        """Write the same actions as `sample_into`."""
+        """Write the same actions as `sample_into`; see `ActionDistribution.sample_into`."""
         self.sample_into(inputs, noise, actions, np.empty(len(inputs), np.float32))
 
     @abstractmethod
     def deterministic(self, inputs: F32) -> Array:
-        """Return the mode (for the squashed Gaussian, the squashed mean), [N, *action_shape]."""
+        """Return the mode for `inputs` [N, P] (for the squashed Gaussian, the squashed mean), [N,
+        *action_shape].
+        """
 
     @abstractmethod
     def logp(self, inputs: F32, actions: Array) -> F32:
-        """Return the log-probability (or log-density) of actions [N, *action_shape]: float32
-        [N].
+        """Return the log-probability (or log-density) of `actions` [N, *action_shape] for `inputs`
+        [N, P]: float32 [N].
         """
 
     def action_values(self, inputs: F32, actions: Array) -> F32:
@@ -127,7 +141,9 @@ class ActionDistribution(ABC):
         )
 
     def sample_with_logp(self, inputs: F32, noise: F32) -> tuple[Array, F32]:
-        """Return actions [N, *action_shape] and their log-probabilities [N]; see `sample_into`."""
+        """Return actions [N, *action_shape] and their log-probabilities [N];
+        see `ActionDistribution.sample_into`.
+        """
         rows = len(inputs)
         actions = np.empty((rows, *self.action_shape), self.action_dtype)
         logp = np.empty(rows, np.float32)
@@ -135,7 +151,9 @@ class ActionDistribution(ABC):
         return actions, logp
 
     def sample(self, inputs: F32, rng: np.random.Generator) -> Array:
-        """Return actions [N, *action_shape] with noise drawn now."""
+        """Return actions [N, *action_shape] for `inputs` [N, P], with noise drawn now from an
+        `rng`.
+        """
         return self.sample_with_logp(inputs, self.draw_noise(rng, len(inputs)))[0]
 
     def _as_actions(self, numbers: Array) -> Array:
@@ -407,12 +425,13 @@ class Categorical(ActionDistribution):
     over = (spaces.Discrete,)
 
     def __init__(self, action_space: Any) -> None:
+        """Choose among the actions of a Discrete `action_space`."""
         super().__init__(action_space, num_inputs=int(action_space.n), noise_size=1)
         self.start = int(action_space.start)
 
     def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
         """Sample by inversion: the first action with a cumulative probability above the uniform
-        number.
+        number; see `ActionDistribution.sample_into`.
         """
         choice, log_probability = _choose(inputs, noise)
         if self.start:
@@ -421,19 +440,19 @@ class Categorical(ActionDistribution):
         logp[...] = log_probability
 
     def deterministic(self, inputs: F32) -> Array:
-        """Return the likeliest action."""
+        """Return the likeliest action; see `ActionDistribution.deterministic`."""
         actions: Array = inputs.argmax(axis=1)
         if self.start:
             actions += self.start
         return actions.astype(self.action_dtype, copy=False)
 
     def logp(self, inputs: F32, actions: Array) -> F32:
-        """See the base class."""
+        """See the base class; see `ActionDistribution.logp`."""
         index = actions.astype(np.int64) - self.start
         return _entry_of_each(_log_softmax(inputs), index)
 
     def probabilities(self, inputs: F32) -> F64:
-        """Return the probability of each action, [N, A]."""
+        """Return the probability of each action, [N, A]; see `ActionDistribution.deterministic`."""
         shifted = inputs.astype(np.float64)
         shifted -= shifted.max(axis=1, keepdims=True)
         np.exp(shifted, out=shifted)
@@ -487,27 +506,30 @@ class Greedy(Categorical):
     name = "greedy"
 
     def __init__(self, action_space: Any) -> None:
+        """Choose among the actions of a Discrete `action_space`."""
         super().__init__(action_space)
         self.noise_size = 0
 
     def sample_into(self, inputs: F32, noise: F32, actions: Array, logp: F32) -> None:
-        """Write the best action, with probability 1."""
+        """Write the best action, with probability 1; see `ActionDistribution.sample_into`."""
         actions[...] = self.deterministic(inputs)
         logp[...] = 0.0
 
     def logp(self, inputs: F32, actions: Array) -> F32:
-        """Return 0 for the best action; for all others a number so low that their probability is
-        0.
+        """Return 0 for the best action; for all others a number so low that their probability is 0;
+        see `ActionDistribution.logp`.
         """
         is_best = self.deterministic(inputs) == actions
         return np.where(is_best, _ZERO, np.float32(MASKED_LOGIT))
 
     def action_values(self, inputs: F32, actions: Array) -> F32:
-        """Return the inputs of the actions."""
+        """Return the inputs of the actions; see `ActionDistribution.action_values`."""
         return _entry_of_each(inputs, actions.astype(np.int64) - self.start)
 
     def probabilities(self, inputs: F32) -> F64:
-        """Return 1 for the best action, and 0 for the others, [N, A]."""
+        """Return 1 for the best action, and 0 for the others, [N, A];
+        see `ActionDistribution.deterministic`.
+        """
         one_hot: F64 = np.eye(self.num_inputs)[inputs.argmax(axis=1)]
         return one_hot
 

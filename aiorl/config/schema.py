@@ -151,6 +151,10 @@ class ModelConfig(WorkerModelConfig):
     """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that
     returns a Keras model. Its outputs are the inputs of the action distribution, alone or with
     values; for replay algorithms, features of any width that replace the hidden layers."""
+    custom_state: tuple[tuple[PositiveInt, ...], ...] = _model((), max_length=64)
+    """Shape of each component of the recurrent state of custom_model, such as [[64]]. The model then
+    takes [observations, *state] and returns its outputs followed by the next state. Empty: it has
+    no memory."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -170,6 +174,11 @@ class ModelConfig(WorkerModelConfig):
 
     @property
     def is_recurrent(self) -> bool:
+        """True if the networks have memory."""
+        return self.has_cell or bool(self.custom_state)
+
+    @property
+    def has_cell(self) -> bool:
         """True if a built-in network has a recurrent cell."""
         return self.use_lstm or self.use_gru
 
@@ -185,7 +194,14 @@ class ModelConfig(WorkerModelConfig):
                 key="model.use_gru",
                 value=self.use_gru,
             )
-        if self.lstm_use_prev_action_reward and not self.is_recurrent:
+        if self.custom_state and (self.has_cell or self.custom_model is None):
+            raise ConfigError(
+                "model.custom_state is the memory of a custom_model without a built-in cell.",
+                key="model.custom_state",
+                value=self.custom_state,
+                hint="Set model.custom_model, and neither model.use_lstm nor model.use_gru.",
+            )
+        if self.lstm_use_prev_action_reward and not self.has_cell:
             raise ConfigError(
                 "model.lstm_use_prev_action_reward needs a recurrent cell.",
                 key="model.lstm_use_prev_action_reward",

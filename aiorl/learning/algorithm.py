@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -25,7 +25,9 @@ from aiorl.data.columns import DEFAULT_POLICY_ID, I32, Array, Columns, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import CheckpointError, ConfigError, InternalError
-from aiorl.learning.steps import Loop, TargetNetwork
+from aiorl.learning.optimised import like
+from aiorl.learning.step_checks import check_only_one
+from aiorl.learning.steps import Composed, Descent, Loop, Step, TargetNetwork, descend
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -416,12 +418,64 @@ class Update:
             variables |= {f"{prefix}/{name}": item for name, item in target.variables.items()}
         return {**variables, **self.saved}
 
+    def with_descent(self, name: str = "", **changes: Any) -> Update:
+        """Return this update with other arguments of `descend` for one of its steps::
+
+            PPO.update(config, networks).with_descent(parts=[Part(first_layer, rate=0.1)])
+
+        Args:
+            name: name of the step: NAME of its metric "NAME_loss", "" of "loss".
+            **changes: arguments of `descend` by name: `optimizer`, `parts`, `clip`, `reduce`, `lr`.
+                The others stay as they are; without an `optimizer`, it is one like the former.
+
+        Raises:
+            ConfigError: no step, or more than one, has that name; or see `descend`.
+        """
+        loop = replace(self.loop, step=_changed_descent(self.loop.step, name, changes))
+        return replace(self, loop=loop)
+
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
         """Return all knobs after `env_steps_total` env steps."""
         values = {name: knob.value(env_steps_total) for name, knob in self.knobs.items()}
         for adaptation in self.adaptations:
             values.update(adaptation.knobs())
         return values
+
+
+def _changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
+    """Return a step in which the `Descent` of that name has other arguments of `descend`.
+
+    Args:
+        step: a step, or what combinators made of several.
+        name: name of the descent, as in its metrics.
+        changes: arguments of `descend` by name.
+
+    Raises:
+        ConfigError: no descent, or more than one, has that name; or see `descend`.
+    """
+    names: list[str] = []
+
+    def changed(part: Step) -> Step:
+        if isinstance(part, Composed):
+            return replace(part, steps=tuple(changed(inner) for inner in part.steps))
+        if not isinstance(part, Descent):
+            return part
+        names.append(part.name)
+        if part.name != name:
+            return part
+        arguments = {
+            "clip": part.clip,
+            "reduce": part.reduce,
+            "lr": part.lr,
+            "name": name,
+            "optimizer": like(part.optimizer),
+            **changes,
+        }
+        return descend(part.variables, part.loss, **arguments)
+
+    result = changed(step)
+    check_only_one(name, names)
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,13 @@ class Gradients:
 
     @property
     def optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Optimiser of the steps."""
+        """Optimiser of the steps.
+
+        Raises:
+            NotImplementedError: parts of the variables have optimisers of their own.
+        """
+        if len(self._descent.optimizers) > 1:
+            raise NotImplementedError("the algorithm has several optimisers")
         return self._descent.optimizer
 
     def warm_up(self) -> None:

@@ -57,6 +57,8 @@ def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[st
         cells: number of the network's cells; None = one for policy and value together if they share
             layers, else one each.
     """
+    if config.model.custom_state:
+        return tuple(c.state_in(index) for index in range(len(config.model.custom_state)))
     if cells is None:
         cells = 1 if config.model.vf_share_layers else 2
     per_cell = 2 * config.model.use_lstm + config.model.use_gru
@@ -64,10 +66,10 @@ def state_columns(config: CommonConfig, *, cells: int | None = None) -> tuple[st
 
 
 def flattened(x: tf.Tensor) -> tf.Tensor:
-    """Reshape [T, M, ...] to rows [T * M, ...]."""
+    """Return a column `x` [T, M, ...] as rows [T * M, ...]."""
     return tf.reshape(x, [x.shape[0] * x.shape[1], *x.shape[2:]])
 
 
 def by_time(x: tf.Tensor) -> tf.Tensor:
-    """Transpose sequences [M, T, ...] to [T, M, ...]."""
+    """Return sequences `x` [M, T, ...] in the order of time, [T, M, ...]."""
     return tf.transpose(x, [1, 0, *range(2, len(x.shape))])

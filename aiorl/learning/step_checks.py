@@ -42,6 +42,36 @@ def check_rate(lr: str, knobs: Iterable[str]) -> None:
         )
 
 
+def check_part(variables: Sequence[Any], places: Mapping[Any, int]) -> None:
+    """Raise ConfigError unless each of the `variables` of a part of `descend` is among those that
+    are in no part yet, whose references have `places`.
+    """
+    if not variables:
+        raise ConfigError("a part of descend(parts=) has no variables.", key="algo")
+    for variable in variables:
+        if variable.ref() not in places:
+            raise ConfigError(
+                f"a part of descend(parts=) has the variable {variable.name!r}, which is not among"
+                " the variables of the step, or is in another part.",
+                key="algo",
+                hint="Take the variables of a part from those of the network that is trained.",
+            )
+
+
+def check_only_one(name: str, names: Sequence[str]) -> None:
+    """Raise ConfigError unless a `name` of a step against a gradient is once among the `names` of
+    all of them.
+    """
+    if names.count(name) != 1:
+        raise ConfigError(
+            f"{names.count(name)} steps of the update have the name {name!r}; the names are"
+            f" {_listed(names)}.",
+            key="algo",
+            hint="Give with_descent(name) the name of one: NAME of the metric NAME_loss, '' of"
+            " loss.",
+        )
+
+
 def check_not_repeated(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> None:
     """Raise ConfigError if a metric of a `later` step of a chain has the name of an `earlier`
     one.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from aiorl.data.columns import PRIORITIES
 from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.optimised import Clip, Group, Part, Reduce, clipped, groups_of, of_tensorflow
 from aiorl.learning.step_checks import (
     check_not_repeated,
     check_parts,
@@ -75,9 +76,6 @@ others are for the steps that follow in a `chain` and for `drawn` to write back.
 
 ComputeGradients = Callable[[Tensors, Tensors], tuple[list["tf.Tensor"], "tf.Tensor", Tensors]]
 """(columns, knobs) -> (gradients in the order of the variables, loss, further tensors)."""
-
-Reduce = Callable[[list["tf.Tensor"]], list["tf.Tensor"]]
-"""Gradients of one minibatch, in the order of the variables -> gradients to clip and apply."""
 
 STEPS_BEFORE = "steps_before"
 """Knob: minibatches made before this call, from which `every` counts; 0 if it is missing."""
@@ -136,13 +134,13 @@ class Composed:
     """Step that a combinator returns.
 
     Attributes:
-        run: makes the step, see `Step.run`.
+        compute: (`steps`, columns, knobs, count) -> outcome, see `Step.run`.
         steps: the steps that it is made of.
         interval: minibatches from one time that they are made to the next.
         changed: variables that it changes besides those of the steps.
     """
 
-    run: Callable[[Tensors, Tensors, tf.Tensor], Outcome]
+    compute: Callable[[tuple[Step, ...], Tensors, Tensors, tf.Tensor], Outcome]
     steps: tuple[Step, ...]
     interval: int = 1
     changed: tuple[Any, ...] = ()
@@ -162,6 +160,10 @@ class Composed:
         """See `Step`."""
         return math.lcm(self.interval, *(step.period for step in self.steps))
 
+    def run(self, columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+        """See `Step.run`."""
+        return self.compute(self.steps, columns, knobs, count)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
@@ -170,8 +172,9 @@ class Descent:
     Attributes:
         loss: loss of a minibatch.
         variables: variables that it trains.
-        optimizer: optimiser, built for these variables.
-        clip: largest global norm of a gradient; None = not clipped.
+        optimizer: optimiser of the variables that are in no part.
+        groups: variables by optimiser; each variable is in one.
+        clip: clips all gradients together.
         reduce: changes the gradients before they are clipped.
         lr: knob with the learning rate.
         name: prefix of the metrics "NAME_loss" and "NAME_grad_gnorm".
@@ -181,7 +184,8 @@ class Descent:
     loss: Loss
     variables: Sequence[Any]
     optimizer: Any  # a Keras optimiser; Keras ships no types
-    clip: float | None
+    groups: tuple[Group, ...]
+    clip: Clip
     reduce: Reduce
     lr: str
     name: str
@@ -190,7 +194,7 @@ class Descent:
     @property
     def optimizers(self) -> Sequence[Any]:
         """See `Step`."""
-        return (self.optimizer,)
+        return [group.optimizer for group in self.groups]
 
     @property
     def period(self) -> int:
@@ -220,11 +224,12 @@ class Descent:
         """
         gradients = self.reduce(gradients)
         norm = tf.linalg.global_norm(gradients)
-        if self.clip is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self.clip, use_norm=norm)
-        check_rate(self.lr, knobs)
-        self.optimizer.learning_rate.assign(knobs[self.lr])
-        self.optimizer.apply(gradients, self.variables)
+        gradients = clipped(gradients, self.clip, norm)
+        for group in self.groups:
+            check_rate(group.lr, knobs)
+            group.optimizer.learning_rate.assign(group.rate * knobs[group.lr])
+            of_group = [gradients[place] for place in group.places]
+            group.optimizer.apply(clipped(of_group, group.clip), group.variables)
         return norm
 
 
@@ -238,7 +243,8 @@ def descend(
     loss: Loss,
     optimizer: Any,  # a Keras optimiser; Keras ships no types
     *,
-    clip: float | None = None,
+    parts: Sequence[Part] = (),
+    clip: Clip = None,
     reduce: Reduce = list,
     lr: str = "lr",
     name: str = "",
@@ -252,7 +258,9 @@ def descend(
             doesn't use them.
         loss: loss of a minibatch.
         optimizer: optimiser of these variables alone; it is built for them here.
-        clip: largest global norm of a gradient; None = not clipped.
+        parts: variables among them with learning rates, optimisers or clipping of their own.
+        clip: clips the gradients of all variables together: their largest global norm, or a
+            function of them.
         reduce: function of the gradients, called before they are clipped. It stands where several
             learners would take the mean of theirs.
         lr: knob with the learning rate.
@@ -260,16 +268,16 @@ def descend(
             it is clipped); without a name they are "loss" and "grad_gnorm".
 
     Raises:
-        ConfigError: when it is traced, the loss doesn't return a scalar and further tensors by
-            name, or `lr` is not among the knobs.
+        ConfigError: a part has a variable that the step doesn't train, or that is in another part.
+            Or, when it is traced, the loss doesn't return a scalar and further tensors by name, or
+            `lr` is not among the knobs.
     """
-    # a variable of Keras holds one of TensorFlow
-    variables = [item if isinstance(item, tf.Variable) else item.value for item in variables]
-    optimizer.build(variables)
+    variables = of_tensorflow(variables)
     return Descent(
         loss=loss,
         variables=variables,
         optimizer=optimizer,
+        groups=tuple(groups_of(variables, optimizer, parts, lr)),
         clip=clip,
         reduce=reduce,
         lr=lr,
@@ -315,7 +323,9 @@ def chain(*steps: Step) -> Step:
         ConfigError: when it is traced, two steps give a metric of the same name.
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
         metrics: Tensors = {}
         tensors: Tensors = {}
         for step in steps:
@@ -325,7 +335,7 @@ def chain(*steps: Step) -> Step:
             tensors |= outcome.tensors
         return Outcome(metrics, tensors)
 
-    return Composed(run, steps)
+    return Composed(compute, steps)
 
 
 def every(period: int, step: Step) -> Step:
@@ -344,14 +354,18 @@ def every(period: int, step: Step) -> Step:
         return step
     table = FigureTable()
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
+        (step,) = steps
+
         def make() -> tf.Tensor:
             return table.stacked(step.run(columns, knobs, count).metrics)
 
         totals = tf.cond(tf.equal(count % period, 0), make, table.zeros)
         return Outcome(table.by_name(totals), {})
 
-    return Composed(run, (step,), interval=period)
+    return Composed(compute, (step,), interval=period)
 
 
 def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
@@ -359,13 +373,15 @@ def follow(targets: Sequence[TargetNetwork], *, tau: float = 1.0) -> Step:
     that they follow; 1 makes copies.
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
         for target in targets:
             target.take_over(tau)
         return Outcome({}, {})
 
     moved = [variable for target in targets for variable in target.variables.values()]
-    return Composed(run, (), changed=tuple(moved))
+    return Composed(compute, (), changed=tuple(moved))
 
 
 def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
@@ -375,10 +391,13 @@ def prepare(change: Callable[[Tensors], Tensors], step: Step) -> Step:
         prepare(lambda columns: {**columns, "obs": columns["obs"] / scale}, step)
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
+        (step,) = steps
         return step.run(change(columns), knobs, count)
 
-    return Composed(run, (step,))
+    return Composed(compute, (step,))
 
 
 def of_policy(policy_id: str, step: Step) -> Step:
@@ -392,14 +411,17 @@ def of_policy(policy_id: str, step: Step) -> Step:
         chain(critic, of_policy("left", left_actor), of_policy("right", right_actor))
     """
 
-    def run(columns: Tensors, knobs: Tensors, count: tf.Tensor) -> Outcome:
+    def compute(
+        steps: tuple[Step, ...], columns: Tensors, knobs: Tensors, count: tf.Tensor
+    ) -> Outcome:
+        (step,) = steps
         shared = {name: part for name, part in columns.items() if not isinstance(part, Mapping)}
         outcome = step.run({**columns[policy_id], **shared}, knobs, count)
         metrics = {f"{policy_id}/{name}": metric for name, metric in outcome.metrics.items()}
         tensors = {f"{policy_id}/{name}": tensor for name, tensor in outcome.tensors.items()}
         return Outcome(metrics, tensors)
 
-    return Composed(run, (step,))
+    return Composed(compute, (step,))
 
 
 class TargetNetwork:

@@ -254,6 +254,12 @@ def test_custom_model(folder: Folder) -> None:
     )
 
 
+@pytest.mark.slow
+def test_quantile_dqn_learns_outside_of_the_package(folder: Folder) -> None:
+    folder.run(commands_of("quantile_dqn.py")[0], NO_XLA, "--seed=1")
+    assert folder.is_solved()
+
+
 @pytest.mark.nightly
 def test_custom_model_solves_cartpole(folder: Folder) -> None:
     folder.run(commands_of("custom_model.py")[0])

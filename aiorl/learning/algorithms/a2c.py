@@ -42,12 +42,14 @@ class A2C(Algorithm[A2CConfig]):
 
     @staticmethod
     def experience(config: A2CConfig) -> Experience:
-        """Return samples of the newest policy with advantages."""
+        """Return samples of the newest policy with advantages; see `Algorithm.experience`."""
         return on_policy(config, advantages(config, config.lambda_, A2C_COLUMNS))
 
     @staticmethod
     def update(config: A2CConfig, networks: Networks) -> Update:
-        """Return the loss over rows, or over sequences for recurrent models."""
+        """Return the loss over rows, or over sequences for recurrent models;
+        see `Algorithm.update`.
+        """
         loss = a2c_loss(config, networks)
         optimizer = adam(config, config.adam_epsilon)
         return update_by_loss(config, networks.model, loss, optimizer)

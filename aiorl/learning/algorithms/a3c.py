@@ -43,12 +43,12 @@ class A3C(Algorithm[A3CConfig]):
     @staticmethod
     def experience(config: A3CConfig) -> Experience:
         """Return samples of slightly older policies with the columns of A2C's loss; these never
-        leave the workers if the workers compute gradients.
+        leave the workers if the workers compute gradients; see `Algorithm.experience`.
         """
         return streamed(config, advantages(config, config.lambda_, A2C_COLUMNS))
 
     @staticmethod
     def update(config: A3CConfig, networks: Networks) -> Update:
-        """Return A2C's update."""
+        """Return A2C's update; see `Algorithm.update`."""
         loss = a2c_loss(config, networks)
         return update_by_loss(config, networks.model, loss, adam_or_rmsprop(config))

@@ -59,13 +59,13 @@ class APPO(Algorithm[APPOConfig]):
 
     @staticmethod
     def experience(config: APPOConfig) -> Experience:
-        """Return raw transitions of slightly older policies."""
+        """Return raw transitions of slightly older policies; see `Algorithm.experience`."""
         return streamed(config, transitions(config))
 
     @staticmethod
     def update(config: APPOConfig, networks: Networks) -> Update:
-        """Return epochs of the clipped surrogate over rows, or over sequences for recurrent
-        models.
+        """Return epochs of the clipped surrogate over rows, or over sequences for recurrent models;
+        see `Algorithm.update`.
 
         Minibatches are of rows if the model isn't recurrent: the target network judges whole
         sequences before they are split.

@@ -37,14 +37,14 @@ class BC(Algorithm[BCConfig]):
 
     @staticmethod
     def experience(config: BCConfig) -> Experience:
-        """Return stored observations and actions."""
+        """Return stored observations and actions; see `Algorithm.experience`."""
         columns = (c.OBS, c.ACTIONS, *sequence_columns(config))
         return stored(config, SamplePlan("none", {}, columns, raw_obs=config.is_filtered))
 
     @staticmethod
     def update(config: BCConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models: all actions have the
-        same weight.
+        same weight; see `Algorithm.update`.
         """
 
         def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:

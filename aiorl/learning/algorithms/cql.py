@@ -80,7 +80,7 @@ class CQL(Algorithm[CQLConfig]):
     @staticmethod
     def update(config: CQLConfig, networks: Networks) -> Update:
         """Return SAC's update with a penalty in the critics' loss and, with target_gap, a step of
-        its weight.
+        its weight; see `Algorithm.update`.
         """
         soft = SoftParts(config, networks.model)
         sac_critic_loss, actor_loss = soft.losses()

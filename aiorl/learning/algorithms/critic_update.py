@@ -77,9 +77,20 @@ def build_actor(
     )
 
 
-def make_critics(config: ActorReplayKeys, model: ActorCritic) -> Critics:
-    """Return networks of Q values with the seed and the shape of a `config`, for the observations
-    and actions of a `model`.
+def make_critics(
+    config: ActorReplayKeys,
+    model: ActorCritic,
+    *,
+    num_critics: int | None = None,
+    num_outputs: int = 1,
+) -> Critics:
+    """Return networks of Q values with the seed and the shape of a config.
+
+    Args:
+        config: config of the algorithm.
+        model: network whose observations and actions they judge.
+        num_critics: their number, such as 10 for REDQ; None = 2 with twin_q, else 1.
+        num_outputs: outputs for each value, such as the quantiles of TQC.
     """
     from aiorl.learning.models.critics import Critics
 
@@ -90,7 +101,8 @@ def make_critics(config: ActorReplayKeys, model: ActorCritic) -> Critics:
         model.distribution,
         config.model,
         rng=np.random.default_rng(sequence),
-        num_critics=2 if config.twin_q else 1,
+        num_critics=num_critics or (2 if config.twin_q else 1),
+        num_outputs=num_outputs,
     )
 
 

@@ -12,11 +12,13 @@ from gymnasium import spaces
 from aiorl.acting.distributions import Greedy
 from aiorl.data import columns as c
 from aiorl.data.fragment import SamplePlan
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithm import Algorithm, Experience, Networks, Observations, Update
 from aiorl.learning.compiled import adam
 from aiorl.learning.keys.dqn import DQNConfig as DQNConfig, sequence_rows
 from aiorl.learning.lazy import Tensors, tf
 from aiorl.learning.losses import masked_mean, q_learning
+from aiorl.learning.losses.q_learning import QHead
 from aiorl.learning.replay.sequences import FOLLOWING, TRAINED
 from aiorl.learning.replayed import Replayed, replay_knobs, replayed
 from aiorl.learning.rows import (
@@ -85,33 +87,75 @@ class DQN(Algorithm[DQNConfig]):
         seed: int | None,
     ) -> ActorCritic:
         """Build the network of action values; see `Algorithm.build_model`."""
-        from aiorl.learning.models.q_network import QNetwork
-
-        atoms = None
-        if config.num_atoms > 1:
-            atoms = (config.v_min, config.v_max, config.num_atoms)
-        return QNetwork(
-            observations.layout,
-            observations.dtype,
-            Greedy(action_space),
-            config.model,
-            rng=np.random.default_rng(seed),
-            is_dueling=config.dueling,
-            dueling_hiddens=config.dueling_hiddens,
-            atoms=atoms,
-            sigma0=config.sigma0 if config.noisy else None,
-        )
+        return build_q_network(config, observations, action_space, seed)
 
     @staticmethod
     def update(config: DQNConfig, networks: Networks) -> Update:
         """Return a step of `networks` against TD errors, as a `config` says: over rows, or over
         sequences for recurrent models.
+
+        Raises:
+            ConfigError: the network has a `QHead` of its own.
         """
         model = networks.model
+        if model.head is not None and model.atoms is None:
+            raise ConfigError(
+                f"the network of {config.algo} has a head of its own, whose outputs DQN's loss would"
+                " take for values.",
+                key="algo",
+                hint="Define update of the algorithm, with q_update and a loss of your own.",
+            )
         target = TargetNetwork(model)
         errors = QErrors(config, model, target)
         loss = errors.loss_of_sequences if model.is_recurrent else errors.loss_of_rows()
         return q_update(config, model, loss, target)
+
+
+def build_q_network(
+    config: DQNConfig,
+    observations: Observations,
+    action_space: spaces.Space[Any],
+    seed: int | None,
+    *,
+    head: QHead | None = None,
+) -> QNetwork:
+    """Build a network of action values; see `Algorithm.build_model`.
+
+    Args:
+        config: config of the algorithm.
+        observations: layout and dtype of observations.
+        action_space: Discrete.
+        seed: seed of the initial weights; None = random.
+        head: outputs for each action, and the values that they mean; None = values, or the atoms of
+            the config.
+
+    Raises:
+        ConfigError: there are a head and atoms.
+    """
+    from aiorl.learning.models.q_network import QNetwork
+
+    atoms = None
+    if config.num_atoms > 1:
+        atoms = (config.v_min, config.v_max, config.num_atoms)
+    if atoms is not None and head is not None:
+        raise ConfigError(
+            f"num_atoms is {config.num_atoms}, but {config.algo} has a head of its own.",
+            key="num_atoms",
+            value=config.num_atoms,
+            hint="Leave num_atoms out.",
+        )
+    return QNetwork(
+        observations.layout,
+        observations.dtype,
+        Greedy(action_space),
+        config.model,
+        rng=np.random.default_rng(seed),
+        is_dueling=config.dueling,
+        dueling_hiddens=config.dueling_hiddens,
+        atoms=atoms,
+        head=head,
+        sigma0=config.sigma0 if config.noisy else None,
+    )
 
 
 def q_update(config: DQNConfig, model: QNetwork, loss: Loss, target: TargetNetwork) -> Update:

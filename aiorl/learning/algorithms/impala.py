@@ -48,12 +48,12 @@ class IMPALA(Algorithm[IMPALAConfig]):
 
     @staticmethod
     def experience(config: IMPALAConfig) -> Experience:
-        """Return raw transitions of slightly older policies."""
+        """Return raw transitions of slightly older policies; see `Algorithm.experience`."""
         return streamed(config, transitions(config))
 
     @staticmethod
     def update(config: IMPALAConfig, networks: Networks) -> Update:
-        """Return the loss over sequences."""
+        """Return the loss over sequences; see `Algorithm.update`."""
         model = networks.model
         vtrace = VTrace(config, model)
 

@@ -64,13 +64,13 @@ class IQL(Algorithm[IQLConfig]):
 
     @staticmethod
     def experience(config: IQLConfig) -> Experience:
-        """Return rows of a replay, which stored experience fills."""
+        """Return rows of a replay, which stored experience fills; see `Algorithm.experience`."""
         return replayed(config)
 
     @staticmethod
     def acting_settings(config: IQLConfig) -> dict[str, Any]:
         """Return settings for sampled actions, and uniform ones at the start, if the run samples at
-        all.
+        all; see `Algorithm.acting_settings`.
         """
         return {
             "exploration": {
@@ -87,7 +87,7 @@ class IQL(Algorithm[IQLConfig]):
         seed: int | None,
     ) -> ActorCritic:
         """Build the policy and the values, in separate branches even if a custom model computes
-        their features.
+        their features; see `Algorithm.build_model`.
         """
         from aiorl.learning.models.catalog import build_model
 
@@ -103,7 +103,7 @@ class IQL(Algorithm[IQLConfig]):
 
     @staticmethod
     def update(config: IQLConfig, networks: Networks) -> Update:
-        """Return steps of the critics, the values and the policy."""
+        """Return steps of the critics, the values and the policy; see `Algorithm.update`."""
         model = networks.model
         critics = make_critics(config, model)
         target = TargetNetwork(critics)

@@ -61,7 +61,7 @@ class MARWIL(Algorithm[MARWILConfig]):
 
     @staticmethod
     def experience(config: MARWILConfig) -> Experience:
-        """Return stored observations, actions and discounted returns."""
+        """Return stored observations, actions and discounted returns; see `Algorithm.experience`."""
         columns = (c.OBS, c.ACTIONS, c.VALUE_TARGETS, *sequence_columns(config))
         parameters = {"gamma": config.gamma, "lam": 1.0}
         return stored(config, SamplePlan("gae", parameters, columns, raw_obs=config.is_filtered))
@@ -69,7 +69,7 @@ class MARWIL(Algorithm[MARWILConfig]):
     @staticmethod
     def update(config: MARWILConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models: better actions have
-        larger weights.
+        larger weights; see `Algorithm.update`.
         """
 
         def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:

@@ -44,13 +44,13 @@ class PG(Algorithm[PGConfig]):
 
     @staticmethod
     def experience(config: PGConfig) -> Experience:
-        """Return samples of the newest policy with discounted returns."""
+        """Return samples of the newest policy with discounted returns; see `Algorithm.experience`."""
         return on_policy(config, returns(config, (c.OBS, c.ACTIONS, c.ADVANTAGES)))
 
     @staticmethod
     def update(config: PGConfig, networks: Networks) -> Update:
         """Return the loss over rows, or over sequences for recurrent models: actions are weighted
-        by their returns.
+        by their returns; see `Algorithm.update`.
         """
 
         def weigh(columns: Tensors, values: tf.Tensor, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:

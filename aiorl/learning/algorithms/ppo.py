@@ -84,7 +84,7 @@ class PPO(Algorithm[PPOConfig]):
     @staticmethod
     def experience(config: PPOConfig) -> Experience:
         """Return samples of the newest policy with advantages; old values only for clipping, old
-        logits only for the KL penalty.
+        logits only for the KL penalty; see `Algorithm.experience`.
         """
         columns = [c.OBS, c.ACTIONS, c.ACTION_LOGP, c.ADVANTAGES, c.VALUE_TARGETS]
         if config.clips_values:
@@ -95,8 +95,8 @@ class PPO(Algorithm[PPOConfig]):
 
     @staticmethod
     def update(config: PPOConfig, networks: Networks) -> Update:
-        """Return epochs of the clipped surrogate over rows, or over sequences for recurrent
-        models.
+        """Return epochs of the clipped surrogate over rows, or over sequences for recurrent models;
+        see `Algorithm.update`.
         """
         model = networks.model
         distribution = to_tf_distribution(model.distribution)

@@ -107,13 +107,13 @@ class SAC(Algorithm[SACConfig]):
 
     @staticmethod
     def experience(config: SACConfig) -> Experience:
-        """Return rows of a replay."""
+        """Return rows of a replay; see `Algorithm.experience`."""
         return replayed(config)
 
     @staticmethod
     def acting_settings(config: SACConfig) -> dict[str, Any]:
         """Return settings for sampled actions, with state-dependent noise if set, and uniform ones
-        at the start.
+        at the start; see `Algorithm.acting_settings`.
         """
         return {"exploration": config.sampling(random_timesteps=config.random_timesteps)}
 
@@ -129,7 +129,7 @@ class SAC(Algorithm[SACConfig]):
 
     @staticmethod
     def update(config: SACConfig, networks: Networks) -> Update:
-        """Return steps of the critics, the actor and the temperature."""
+        """Return steps of the critics, the actor and the temperature; see `Algorithm.update`."""
         parts = SoftParts(config, networks.model)
         critic_loss, actor_loss = parts.losses()
         return parts.update(

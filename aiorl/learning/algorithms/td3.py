@@ -64,12 +64,14 @@ class TD3(Algorithm[TD3Config]):
 
     @staticmethod
     def experience(config: TD3Config) -> Experience:
-        """Return rows of a replay."""
+        """Return rows of a replay; see `Algorithm.experience`."""
         return replayed(config)
 
     @staticmethod
     def acting_settings(config: TD3Config) -> dict[str, Any]:
-        """Return settings for noise on the actions, and uniform ones at the start."""
+        """Return settings for noise on the actions, and uniform ones at the start;
+        see `Algorithm.acting_settings`.
+        """
         kind = "GaussianNoise"
         size = "stddev"
         if config.noise_type == "ornstein_uhlenbeck":
@@ -95,7 +97,9 @@ class TD3(Algorithm[TD3Config]):
 
     @staticmethod
     def update(config: TD3Config, networks: Networks) -> Update:
-        """Return a step of the critics, followed by one of the actor when it is due."""
+        """Return a step of the critics, followed by one of the actor when it is due;
+        see `Algorithm.update`.
+        """
         actor = networks.model
         critics = make_critics(config, actor)
         targets = {"target/critics": TargetNetwork(critics), "target/actor": TargetNetwork(actor)}

@@ -266,10 +266,12 @@ class ReplayKeys(ReplayMemoryKeys, ReplayUpdateKeys):
     def _check_networks(self) -> None:
         model = self.model
         if model.is_recurrent and not self.trains_recurrent_models:
+            keys = ("use_lstm", "use_gru", "custom_state")
+            key_name = next(name for name in keys if getattr(model, name))
             raise ConfigError(
                 f"{self.algo} can't train recurrent models.",
-                key="model.use_lstm" if model.use_lstm else "model.use_gru",
-                value=True,
+                key=f"model.{key_name}",
+                value=getattr(model, key_name),
                 hint="ppo, impala and dqn can.",
             )
         for name in self.other_model_keys:

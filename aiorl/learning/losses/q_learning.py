@@ -10,11 +10,30 @@ https://openreview.net/forum?id=r1lyTjAqYX (rescaled returns, priorities of sequ
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.learning.lazy import tf
 
 _SLOPE = 1e-3
 """Slope of the linear term of rescaled returns, which makes the function invertible."""
+
+
+@dataclass(frozen=True)
+class QHead:
+    """Outputs of a network for each action, and the action value that they mean::
+
+        QHead(num_quantiles, lambda quantiles: tf.reduce_mean(quantiles, axis=-1))
+
+    Attributes:
+        num_outputs: Z, outputs for each action.
+        values: outputs [B, A, Z] -> action values [B, A], float32. It is part of the acting graph,
+            so it must consist of operations that ONNX has.
+    """
+
+    num_outputs: int
+    values: Callable[[tf.Tensor], tf.Tensor]
 
 
 def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
@@ -34,8 +53,12 @@ def legal_q(q: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
 
 
 def best_legal(q: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-    """Return the index [...] int32 of the legal action with the largest Q value [..., A]; the first
-    of equals.
+    """Return the index [...] int32 of the legal action with the largest Q value; the first of
+    equals.
+
+    Args:
+        q: [..., A] float.
+        mask: [..., A], 1 where the action is legal; None = all are.
     """
     return tf.argmax(legal_q(q, mask), axis=-1, output_type=tf.int32)
 

@@ -74,12 +74,12 @@ def vtrace(
         bootstrap_values: [T, B] float32, value of the true final observation in truncated rows,
             anything elsewhere.
         log_rhos: [T, B] float32, log of target over behaviour probability of the action taken.
-        gamma: discount per step.
+        gamma: discount per step, a scalar.
         lam: decay of the trace; 1 is V-trace as published.
-        rho_bar: upper limit of the ratios in delta; it determines the policy whose values are
+        rho_bar: upper limit of the ratios in delta, a scalar; it determines the policy whose values are
             learned.
-        rho_bar_pg: upper limit of the ratio in the policy gradient.
-        c_bar: upper limit of the trace's ratios; it determines how fast values propagate back.
+        rho_bar_pg: upper limit of the ratio in the policy gradient, a scalar.
+        c_bar: upper limit of the trace's ratios, a scalar; it determines how fast values propagate back.
         valid: [T, B] float32, 0 where a row is not a transition: there, vs = V, the advantage is 0,
             and nothing passes through. None = all rows are transitions.
 

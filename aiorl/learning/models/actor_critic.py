@@ -243,9 +243,7 @@ class ActorCritic(Network):
     @property
     def state_shapes(self) -> tuple[Shape, ...]:
         """Shape of each recurrent state component of one row; empty without recurrence."""
-        return tuple(
-            (branch.num_outputs,) for branch in self._branches for _ in range(branch.num_states)
-        )
+        return tuple(shape for branch in self._branches for shape in branch.state_shapes)
 
     @property
     def is_recurrent(self) -> bool:
@@ -258,8 +256,8 @@ class ActorCritic(Network):
         return self._of_previous is not None
 
     def initial_state(self, num_rows: int) -> list[F32]:
-        """Return the state of B rows at the start of their episodes: zeros [B, ...] for each
-        component.
+        """Return the state of B rows, `num_rows`, at the start of their episodes: zeros [B, ...] for
+        each component.
         """
         return [np.zeros((num_rows, *shape), np.float32) for shape in self.state_shapes]
 
@@ -386,7 +384,7 @@ class ActorCritic(Network):
         return dist_inputs, tf.reshape(values, [steps, -1])
 
     def get_weights(self) -> dict[str, Array]:
-        """Return copies of all weights by name, in order."""
+        """Return copies of all weights by name, in order, each of its variable's shape."""
         read = tf.raw_ops.ReadVariableOp  # takes half the time of a variable's own method
         return {
             name: np.array(read(resource=variable.handle, dtype=variable.dtype).numpy())
@@ -431,7 +429,7 @@ class ActorCritic(Network):
         return tf.concat([self._of_previous.features(flat_actions), flat_rewards], axis=-1)
 
     def _split(self, state: State) -> Parts:
-        expected = sum(branch.num_states for branch in self._branches)
+        expected = len(self.state_shapes)
         if len(state) != expected:
             raise PolicyError(
                 f"{len(state)} recurrent state components; the network has {expected}"
@@ -439,8 +437,9 @@ class ActorCritic(Network):
         parts = []
         start = 0
         for branch in self._branches:
-            parts.append((branch, state[start : start + branch.num_states]))
-            start += branch.num_states
+            end = start + len(branch.state_shapes)
+            parts.append((branch, state[start:end]))
+            start = end
         return parts
 
     def _heads(self, features: Sequence[Any]) -> tuple[Any, Any]:

@@ -11,6 +11,10 @@ num_outputs, model_config)`` and returns a Keras model. The model's input is obs
   ``num_outputs`` is then a suggestion: the width of the last layer of ``model.fcnet_hiddens``. The
   function is called once for each network, so that the policy and each critic have their own model.
 
+With ``model.custom_state``, the shapes of a recurrent state, the model is called with ``[obs,
+*state]``, each component ``[B, *shape]``, and returns its outputs followed by the state after the
+step. It is run step by step: the state begins with zeros at the start of each episode.
+
 The model runs in inference mode for both acting and learning (Dropout and BatchNormalization behave
 accordingly).
 
@@ -79,21 +83,32 @@ class CustomNetwork:
 
     Attributes:
         keras_model: the Keras model.
-        output_shapes: shapes of its outputs for PROBE_ROWS observations.
+        output_shapes: shapes of its outputs for PROBE_ROWS observations, without the state.
+        state_shapes: shape of each component of its recurrent state of one row.
     """
 
-    def __init__(self, keras_model: Any, layout: ObsLayout, *, takes_parts: bool = False) -> None:
+    def __init__(
+        self,
+        keras_model: Any,
+        layout: ObsLayout,
+        *,
+        takes_parts: bool = False,
+        state_shapes: Sequence[Shape] = (),
+    ) -> None:
         """Take over a model, built or not, and run it once.
 
         Raises:
-            ConfigError: it can't process these observations.
+            ConfigError: it can't process these observations, or returns another state.
         """
         self.keras_model = keras_model
+        self.state_shapes = tuple(state_shapes)
         self._layout = layout
         self._takes_parts = takes_parts
+        state = [tf.zeros([PROBE_ROWS, *shape]) for shape in self.state_shapes]
         try:
-            outputs = self(tf.zeros([PROBE_ROWS, *layout.shape]))
+            outputs, following = self.step(tf.zeros([PROBE_ROWS, *layout.shape]), state)
             self.output_shapes = [tuple(output.shape) for output in outputs]
+            shapes = [tuple(component.shape) for component in following]
         except Exception as error:
             # custom layers can raise anything
             raise ConfigError(
@@ -101,18 +116,35 @@ class CustomNetwork:
                 f" {error!s:.500}",
                 key=CUSTOM_MODEL,
             ) from error
+        expected = [tuple(component.shape) for component in state]
+        if not outputs or shapes != expected:
+            raise ConfigError(
+                f"the custom model gives outputs of shapes {[*self.output_shapes, *shapes]} for"
+                f" {PROBE_ROWS} observations; with its custom_state the last ones must be"
+                f" {expected}, after at least one output.",
+                key="model.custom_state",
+                value=self.state_shapes,
+                hint="Return the outputs, then each component of the state after the step.",
+            )
 
     def __call__(self, obs: Any) -> list[Any]:
-        """Return the outputs for observations [B, *layout.shape], which can be symbolic Keras
-        tensors.
+        """Return the outputs for observations [B, *layout.shape], of a model without memory."""
+        return self.step(obs, [])[0]
+
+    def step(self, obs: Any, state: State) -> tuple[list[Any], list[Any]]:
+        """Return the outputs for observations [B, *layout.shape] and the state [B, *shape], and the
+        state after the step; all can be symbolic Keras tensors.
         """
         inputs: Any = keras.ops.cast(obs, "float32")
         if self._takes_parts:
             inputs = self._parts(inputs)
+        if self.state_shapes:
+            inputs = [inputs, *(keras.ops.cast(component, "float32") for component in state)]
         outputs = self.keras_model(inputs, training=False)
-        if isinstance(outputs, list | tuple):
-            return list(outputs)
-        return [outputs]
+        if not isinstance(outputs, list | tuple):
+            outputs = [outputs]
+        num_outputs = max(0, len(outputs) - len(self.state_shapes))
+        return list(outputs[:num_outputs]), list(outputs[num_outputs:])
 
     def named_variables(self) -> Variables:
         """Return the Keras variables by name, for instance ``custom/0/kernel``."""
@@ -127,6 +159,8 @@ class CustomNetwork:
             inputs = self.keras_model.input
         except (AttributeError, ValueError):  # not a functional model: it gets all parts
             inputs = None
+        if self.state_shapes and inputs is not None:
+            inputs = inputs[0]
         if isinstance(self.keras_model, keras.Sequential):
             return obs
         if inputs is not None and not isinstance(inputs, dict):
@@ -146,24 +180,10 @@ class CustomStack(Stack):
         """Create the model.
 
         Raises:
-            ConfigError: see `make_custom_network`; or the model returns anything other than
-                features.
+            ConfigError: see `make_custom_features`.
         """
-        width = config.fcnet_hiddens[-1] if config.fcnet_hiddens else _DEFAULT_WIDTH
-        self._network = make_custom_network(layout, width, config, config.model_dump(), seed=seed)
-        shapes = self._network.output_shapes
-        if [len(shape) for shape in shapes] != [2] or shapes[0][0] != PROBE_ROWS:
-            raise ConfigError(
-                f"the custom model gives outputs of shapes {shapes} for {PROBE_ROWS} observations;"
-                f" algorithms with a replay need one output, features ({PROBE_ROWS}, F) of any"
-                " width F.",
-                key=CUSTOM_MODEL,
-                value=config.custom_model,
-                hint=(
-                    "Return the last hidden layer: policy head, values and critics are built on it."
-                ),
-            )
-        super().__init__([], shapes[0][1])
+        self._network = make_custom_features(layout, config, seed=seed)
+        super().__init__([], self._network.output_shapes[0][1])
 
     def __call__(self, inputs: Any) -> Any:
         """See `Stack.__call__`."""
@@ -172,6 +192,34 @@ class CustomStack(Stack):
     def named_variables(self) -> Variables:
         """See `Stack.named_variables`."""
         return self._network.named_variables()
+
+
+def make_custom_features(
+    layout: ObsLayout, config: ModelConfig, *, seed: int | None
+) -> CustomNetwork:
+    """Return the model that `config.custom_model` names, whose output replaces hidden layers.
+
+    Args:
+        layout: layout of an observation in its array.
+        config: config that names the function.
+        seed: seed of the initial weights; None = random.
+
+    Raises:
+        ConfigError: see `make_custom_network`; or the model returns anything other than features.
+    """
+    width = config.fcnet_hiddens[-1] if config.fcnet_hiddens else _DEFAULT_WIDTH
+    network = make_custom_network(layout, width, config, config.model_dump(), seed=seed)
+    shapes = network.output_shapes
+    if [len(shape) for shape in shapes] != [2] or shapes[0][0] != PROBE_ROWS:
+        raise ConfigError(
+            f"the custom model gives outputs of shapes {shapes} for {PROBE_ROWS} observations;"
+            f" algorithms with a replay need one output, features ({PROBE_ROWS}, F) of any"
+            " width F.",
+            key=CUSTOM_MODEL,
+            value=config.custom_model,
+            hint="Return the last hidden layer: policy head, values and critics are built on it.",
+        )
+    return network
 
 
 def make_custom_network(
@@ -220,7 +268,9 @@ def make_custom_network(
                 hint="Create a new model in each call.",
             )
         _taken.add(model)
-        return CustomNetwork(model, layout, takes_parts=takes_parts)
+        return CustomNetwork(
+            model, layout, takes_parts=takes_parts, state_shapes=config.custom_state
+        )
 
 
 def _takes_parts(make: CustomModel) -> bool:
@@ -266,6 +316,11 @@ class RecurrentCell(keras.layers.Layer):  # type: ignore[misc]  # Keras is untyp
         self.recurrent_kernel = self._gates(rng, size, "recurrent_kernel")
         self.bias = self._bias("bias")
         self.built = True
+
+    @property
+    def state_shapes(self) -> tuple[Shape, ...]:
+        """Shape of each state component of one row."""
+        return ((self.size,),) * self.num_states
 
     def project(self, inputs: Any) -> Any:
         """Return the share [B, gates * H] of inputs [B, D] in the gates."""
@@ -351,8 +406,48 @@ class GRUCell(RecurrentCell):
         return output, [output]
 
 
+class CustomCell:
+    """Custom model as the cell of a branch: its outputs side by side are the features [B, H].
+
+    Attributes:
+        size: H.
+        state_shapes: shape of each component of its state of one row; empty without memory.
+    """
+
+    def __init__(self, network: CustomNetwork) -> None:
+        """Take over the model."""
+        self._network = network
+        self.state_shapes = network.state_shapes
+        self._widths = [math.prod(shape[1:]) for shape in network.output_shapes]
+        self.size = sum(self._widths)
+
+    def project(self, inputs: Any) -> Any:
+        """Return the inputs, of which nothing can be computed without the state."""
+        return inputs
+
+    def step(self, inputs: Any, state: State) -> tuple[Any, list[Any]]:
+        """Return outputs [B, H] for observations [B, ...], and the next state."""
+        outputs, following = self._network.step(inputs, state)
+        features = [
+            tf.reshape(tf.cast(output, tf.float32), [-1, width])
+            for output, width in zip(outputs, self._widths, strict=True)
+        ]
+        state_out = [
+            tf.ensure_shape(tf.cast(after, tf.float32), before.shape)
+            for before, after in zip(state, following, strict=True)
+        ]
+        return tf.concat(features, axis=-1), state_out
+
+    def named_variables(self) -> Variables:
+        """Return the Keras variables by name."""
+        return self._network.named_variables()
+
+
+Cell = RecurrentCell | CustomCell
+
+
 def run_sequence(
-    cell: RecurrentCell,
+    cell: Cell,
     features: Any,
     state: State,
     resets: Any,
@@ -361,25 +456,28 @@ def run_sequence(
 
     Args:
         cell: cell to run.
-        features: [T, B, D] float32; T and D are known when the function is traced.
-        state: state before the first step, [B, H] for each component.
+        features: [T, B, ...] float32; T and the sizes after B are known when the function is
+            traced.
+        state: state before the first step, [B, ...] for each component.
         resets: [T, B] bool; where True the state is zeroed before that step.
 
     Returns:
         Outputs [T, B, H] and the state after the last step.
     """
     steps = features.shape[0]
-    width = features.shape[-1]
     rows = features.shape[1]
     if rows is None:
         rows = tf.shape(features)[1]
-    projected = cell.project(tf.reshape(features, [-1, width]))
-    projected = tf.reshape(projected, [steps, rows, cell.num_gates * cell.size])
-    continues = 1.0 - tf.cast(resets, tf.float32)[:, :, None]
+    projected = cell.project(tf.reshape(features, [-1, *features.shape[2:]]))
+    projected = tf.reshape(projected, [steps, rows, *projected.shape[1:]])
+    continues = 1.0 - tf.cast(resets, tf.float32)
     outputs = tf.TensorArray(tf.float32, size=steps, element_shape=[features.shape[1], cell.size])
 
     def advance(step: Any, collected: Any, current: list[Any]) -> tuple[Any, Any, list[Any]]:
-        current = [component * continues[step] for component in current]
+        current = [
+            component * tf.reshape(continues[step], [-1, *[1] * (len(component.shape) - 1)])
+            for component in current
+        ]
         output, following = cell.step(projected[step], current)
         return step + 1, collected.write(step, output), following
 
@@ -400,22 +498,22 @@ class Branch:
     Attributes:
         name: first part of its weights' names.
         stack: layers that process observations first.
-        cell: recurrent cell after the stack.
+        cell: cell after the stack; None = each step is independent.
         num_outputs: number of features.
     """
 
     name: str
     stack: Stack
-    cell: RecurrentCell | None
+    cell: Cell | None
     num_outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_outputs = self.stack.num_outputs if self.cell is None else self.cell.size
 
     @property
-    def num_states(self) -> int:
-        """State components of the cell."""
-        return 0 if self.cell is None else self.cell.num_states
+    def state_shapes(self) -> tuple[Shape, ...]:
+        """Shape of each state component of the cell, of one row."""
+        return () if self.cell is None else self.cell.state_shapes
 
     def named_variables(self) -> Variables:
         """Return the Keras variables by name."""
@@ -446,13 +544,14 @@ class Branch:
         """Return features [T * B, D] of observations [T * B, ...] and previous steps [T * B, E + 1]
         or None.
 
-        The branch must have a cell. No gradient flows through the state that enters step `burn_in`.
+        No gradient flows through the state that enters step `burn_in`.
         """
-        assert self.cell is not None, "without a cell, steps are independent"
         features = self._cell_inputs(flat_obs, previous)
-        width = features.shape[-1]
-        by_time = tf.reshape(features, [steps, -1, width])
-        by_time = tf.ensure_shape(by_time, [steps, resets.shape[1], width])
+        if self.cell is None:
+            return features
+        sizes = features.shape[1:]
+        by_time = tf.reshape(features, [steps, -1, *sizes])
+        by_time = tf.ensure_shape(by_time, [steps, resets.shape[1], *sizes])
         resets = tf.convert_to_tensor(resets)
         parts = []
         if burn_in:
@@ -479,12 +578,21 @@ def make_branch(
     num_previous: int = 0,
 ) -> Branch:
     """Create the branch for one or both outputs; its cell also sees `num_previous` numbers."""
+    if config.custom_state:
+        seed = int(rng.integers(1 << 31))
+        return custom_branch(name, make_custom_features(layout, config, seed=seed), layout)
     stack = make_trunk(layout, obs_dtype, config, rng)
     if not config.is_recurrent:
         return Branch(name, stack, None)
     kind = LSTMCell if config.use_lstm else GRUCell
     cell = kind(rng, stack.num_outputs + num_previous, config.lstm_cell_size)
     return Branch(name, stack, cell)
+
+
+def custom_branch(name: str, network: CustomNetwork, layout: ObsLayout) -> Branch:
+    """Return a branch whose features are the outputs of a custom model, side by side."""
+    observations = Stack([], layout.size)
+    return Branch(name, observations, CustomCell(network))
 
 
 def make_trunk(

@@ -7,7 +7,7 @@ followed by the value's. Cells can also see the previous action and reward.
 
 A custom model (contract in `aiorl.learning.models.branch`) returns the inputs of the action
 distribution ``[B, num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. If it returns no
-values, a built-in network with the other settings does. It acts on workers through its exported
+values, a built-in network with the other settings does, without memory. It acts on workers through its exported
 graph, so workers need neither Keras nor the user's module.
 """
 
@@ -23,11 +23,12 @@ from aiorl.acting.distributions import ActionDistribution, DiagGaussian
 from aiorl.config.schema import ModelConfig, SDESettings
 from aiorl.data.obs_layout import ObsLayout
 from aiorl.errors import ConfigError
-from aiorl.learning.models.actor_critic import VALUE_GAIN, ActorCritic, Outputs, Parts
+from aiorl.learning.models.actor_critic import VALUE_GAIN, ActorCritic
 from aiorl.learning.models.branch import (
     CUSTOM_MODEL,
     PROBE_ROWS,
     CustomNetwork,
+    custom_branch,
     make_branch,
     make_custom_network,
 )
@@ -57,28 +58,24 @@ class CustomActorCritic(ActorCritic):
         """
         self._describe(layout, obs_dtype, distribution, config)
         self.network = network
-        self._branches = []
+        self._branches = [custom_branch("custom", network, layout)]
         self._gives_values = self._check_outputs()
         variables = network.named_variables()
         if not self._gives_values:
-            built_in = config.model_copy(update={"custom_model": None})
-            self._value_branch = make_branch("value", layout, obs_dtype, config=built_in, rng=rng)
-            self._value_head = dense(rng, self._value_branch.num_outputs, 1, gain=VALUE_GAIN)
-            variables |= self._value_branch.named_variables()
+            built_in = config.model_copy(update={"custom_model": None, "custom_state": ()})
+            value_branch = make_branch("value", layout, obs_dtype, config=built_in, rng=rng)
+            self._branches.append(value_branch)
+            self._value_head = dense(rng, value_branch.num_outputs, 1, gain=VALUE_GAIN)
+            variables |= value_branch.named_variables()
             variables |= layer_variables("value/head", self._value_head)
         self._take_variables(variables)
 
-    def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
-        outputs = self.network(obs)
+    def _heads(self, features: Sequence[Any]) -> tuple[Any, Any]:
+        num_inputs = self.distribution.num_inputs
+        dist_inputs = features[0][:, :num_inputs]
         if self._gives_values:
-            dist_inputs, values = outputs
-        else:
-            (dist_inputs,) = outputs
-            features, _ = self._value_branch.step(obs, None, [])
-            values = self._value_head(features)
-        dist_inputs = self._masked(tf.cast(dist_inputs, tf.float32), mask)
-        values = tf.reshape(tf.cast(values, tf.float32), [-1])
-        return Outputs(dist_inputs, values, state=[])
+            return dist_inputs, features[0][:, num_inputs]
+        return dist_inputs, tf.squeeze(self._value_head(features[1]), axis=-1)
 
     def _check_outputs(self) -> bool:
         """Return True if the model returns values; raise ConfigError if its outputs are wrong."""
@@ -117,12 +114,13 @@ def make_custom_model(
         ConfigError: the path can't be imported, or the result is not a Keras model with the right
             outputs.
     """
-    if config.is_recurrent or config.free_log_std:
+    if config.has_cell or config.free_log_std:
         raise ConfigError(
             "use_lstm, use_gru and free_log_std are for built-in networks; a custom model is used"
             " as it is.",
             key=CUSTOM_MODEL,
             value=config.custom_model,
+            hint="Leave them out; a custom model with memory has model.custom_state.",
         )
     network = make_custom_network(layout, distribution.num_inputs, config, settings, seed=seed)
     return CustomActorCritic(

@@ -100,7 +100,8 @@ class Critics(Network):
     """Set of C critics with the same shape and separate weights.
 
     For a Box, each critic sees the observation, after any convolutions or custom model, along with
-    the action scaled to [-1, 1]. For discrete actions, each returns the values of all actions.
+    the action scaled to [-1, 1]. For discrete actions, each returns the values of all actions. With
+    Z outputs for each value, such as the quantiles of TQC, there are Z numbers in its place.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Critics(Network):
         rng: np.random.Generator,
         *,
         num_critics: int,
+        num_outputs: int = 1,
     ) -> None:
         """Build the critics.
 
@@ -123,6 +125,7 @@ class Critics(Network):
             config: settings of the hidden layers.
             rng: generator of the initial weights.
             num_critics: C.
+            num_outputs: Z, outputs for each value.
 
         Raises:
             UnsupportedSpaceError: a Box has no bounds.
@@ -130,11 +133,12 @@ class Critics(Network):
         self.layout = layout
         self._box: SquashedGaussian | None = None
         action_size = 0
-        num_outputs = distribution.num_inputs
+        num_values = distribution.num_inputs
         if isinstance(distribution, DiagGaussian):
             self._box = SquashedGaussian(distribution.action_space)
             action_size = self._box.low.size
-            num_outputs = 1
+            num_values = 1
+        self._num_outputs = num_outputs
         layers = Layers.of_dense(config)
         if not config.custom_model:
             # convolutions are part of the trunk
@@ -144,7 +148,7 @@ class Critics(Network):
         for index in range(num_critics):
             trunk = make_trunk(layout, obs_dtype, config, rng, has_hiddens=False)
             hidden = make_stack(rng, (trunk.num_outputs + action_size,), layers)
-            head = dense(rng, hidden.num_outputs, num_outputs, gain=_CRITIC_GAIN)
+            head = dense(rng, hidden.num_outputs, num_values * num_outputs, gain=_CRITIC_GAIN)
             self._networks.append((trunk, hidden, head))
             of_critic = trunk.named_variables() | hidden.named_variables()
             of_critic |= layer_variables("head", head)
@@ -152,8 +156,8 @@ class Critics(Network):
         self._take_variables(variables)
 
     def unit(self, actions: Any) -> Any:
-        """Scale actions [B, *action_shape] of a Box to numbers [B, D], -1 at the lower and 1 at the
-        upper bounds.
+        """Return `actions` [B, *action_shape] of a Box as numbers [B, D], -1 at the lower and 1 at
+        the upper bounds.
 
         Actions beyond the bounds are clipped, as they are for an environment.
         """
@@ -170,7 +174,7 @@ class Critics(Network):
 
     def q(self, obs: Any, unit_actions: Any = None, *, weights: Weights | None = None) -> Any:
         """Return the critics' values of observations [B, *obs_shape]: [C, B] of `unit_actions`, or
-        [C, B, A] of all choices.
+        [C, B, A] of all choices; with Z outputs for each value, [C, B, Z] or [C, B, A, Z].
 
         Args:
             obs: [B, *obs_shape]; an action mask among the observations is ignored.
@@ -186,6 +190,10 @@ class Critics(Network):
                     features = tf.concat([features, unit_actions], axis=-1)
                 values.append(head(hidden(features)))
         stacked = tf.stack(values)
+        if self._num_outputs > 1:
+            num_critics, num_rows = stacked.shape[0], tf.shape(stacked)[1]
+            stacked = tf.reshape(stacked, [num_critics, num_rows, -1, self._num_outputs])
+            return stacked if self._box is None else tf.squeeze(stacked, axis=2)
         if self._box is None:
             return stacked
         return tf.squeeze(stacked, axis=-1)

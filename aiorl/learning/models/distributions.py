@@ -40,20 +40,23 @@ class Distribution(ABC):
     """
 
     def __init__(self, twin: Any) -> None:
+        """Take over the NumPy distribution `twin`."""
         self.acting: acting.ActionDistribution = twin
         self.num_inputs = self.num_features = twin.num_inputs
 
     @abstractmethod
     def logp(self, inputs: Any, actions: Any) -> Any:
-        """Return the log-probability (or log-density) [B] of actions [B, *action_shape]."""
+        """Return the log-probability (or log-density) [B] of `actions` [B, *action_shape] for
+        `inputs` [B, P].
+        """
 
     @abstractmethod
     def entropy(self, inputs: Any) -> Any:
-        """Return the entropy [B] in nats."""
+        """Return the entropy [B] in nats for `inputs` [B, P]."""
 
     @abstractmethod
     def kl(self, inputs: Any, other: Any) -> Any:
-        """Return the Kullback-Leibler divergence KL(inputs || other) [B] in nats."""
+        """Return the Kullback-Leibler divergence KL(`inputs` || `other`) [B] in nats, both [B, P]."""
 
     @abstractmethod
     def features(self, actions: Any) -> Any:

@@ -35,6 +35,7 @@ from aiorl.learning.models.branch import (
     CustomStack,
     channels_first,
     choose_layers,
+    make_custom_features,
     nested_parts,
 )
 from aiorl.learning.models.catalog import make_custom_model
@@ -138,11 +139,10 @@ class FunctionalNetwork:
         if self._custom is None:
             dist_inputs, values, state_out = self._policy_and_value(obs, list(state), previous)
         else:
-            dist_inputs, *further = self._custom.network(obs)
+            (dist_inputs, *further), state_out = self._custom.network.step(obs, state)
             if not further:
                 further = [self._dense("value/head", self._stack("value", obs))]
             (values,) = further
-            state_out = []
         dist_inputs = self._masked(ops.cast(dist_inputs, "float32"), mask)
         return dist_inputs, ops.reshape(ops.cast(values, "float32"), [-1]), state_out
 
@@ -228,6 +228,12 @@ class FunctionalNetwork:
         """Return features [B, D] of observations [B, ...] and the next state, like
         `models.branch.Branch.step`.
         """
+        if self._config.custom_state:
+            network = make_custom_features(self.layout, self._config, seed=0)
+            for part, variable in network.named_variables().items():
+                variable.assign(*self._parts(name, part))
+            (features,), state_out = network.step(obs, state)
+            return features, state_out
         features = self._stack(name, obs)
         if previous is not None:
             features = ops.concatenate([features, previous], axis=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ import tensorflow as tf
 from aiorl.acting.distributions import Greedy
 from aiorl.config.schema import ModelConfig
 from aiorl.data.obs_layout import ObsLayout
-from aiorl.learning.losses.q_learning import dueling, expected_q, support
+from aiorl.learning.losses.q_learning import QHead, dueling, expected_q, support
 from aiorl.learning.models.actor_critic import ActorCritic, Outputs, Parts
 from aiorl.learning.models.branch import choose_layers
 from aiorl.learning.models.networks import (
@@ -84,6 +85,7 @@ class QNetwork(ActorCritic):
 
     Attributes:
         atoms: [Z] float32, returns of the atoms; None without distributions.
+        head: outputs for each action; None if they are values.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class QNetwork(ActorCritic):
         is_dueling: bool = False,
         dueling_hiddens: Sequence[int] = (),
         atoms: tuple[float, float, int] | None = None,
+        head: QHead | None = None,
         sigma0: float | None = None,
     ) -> None:
         """Build the network.
@@ -111,15 +114,20 @@ class QNetwork(ActorCritic):
             dueling_hiddens: widths of the hidden layers of each stream, after the shared layers.
             atoms: smallest return, largest return and number of atoms; None = expected returns
                 only.
+            head: outputs for each action that are neither values nor atoms; None = values, or
+                atoms.
             sigma0: see `NoisyDense`, used for the layers of the streams; None = no noise.
         """
         self._describe(layout, obs_dtype, distribution, config)
         self._is_dueling = is_dueling
         self.atoms = None
-        num_atoms = 1
+        # a head of another kind has another name, so that nothing takes its weights for values
+        last = "head" if head is None else "outputs"
         if atoms is not None:
             self.atoms = support(*atoms).numpy()
-            num_atoms = len(self.atoms)
+            head = QHead(len(self.atoms), partial(expected_q, atoms=self.atoms))
+        self.head = head
+        num_outputs = 1 if head is None else head.num_outputs
         branch = self._make_branch("q", rng)
         self._branches = [branch]
         widths = {"q": distribution.num_inputs}
@@ -138,7 +146,7 @@ class QNetwork(ActorCritic):
                     rng, num_inputs, size, gain=HIDDEN_GAIN, activation=activation
                 )
                 num_inputs = size
-            layers[f"{stream}/head"] = dense(rng, num_inputs, width * num_atoms, gain=_GAIN)
+            layers[f"{stream}/{last}"] = dense(rng, num_inputs, width * num_outputs, gain=_GAIN)
             for name, layer in layers.items():
                 if sigma0 is None:
                     variables |= layer_variables(name, layer)
@@ -150,8 +158,8 @@ class QNetwork(ActorCritic):
         self._take_variables(variables)
 
     def q(self, obs: Any, *, weights: Weights | None = None, noise: Any = None) -> tuple[Any, Any]:
-        """Return values [B, A] of observations [B, *obs_shape], or with atoms logits [B, A, Z]; and
-        the mask.
+        """Return values [B, A] of observations [B, *obs_shape], or the Z outputs of a `QHead` for
+        each action, such as logits of atoms, [B, A, Z]; and the mask.
 
         Args:
             obs: [B, *obs_shape]; the mask, [B, A] or None, is not applied. The network must not be
@@ -211,20 +219,20 @@ class QNetwork(ActorCritic):
                     start = end
                 else:
                     values = layer(values)
-            if self.atoms is not None:
-                num_atoms = len(self.atoms)
-                values = tf.reshape(values, [-1, values.shape[-1] // num_atoms, num_atoms])
+            if self.head is not None:
+                num_outputs = self.head.num_outputs
+                values = tf.reshape(values, [-1, values.shape[-1] // num_outputs, num_outputs])
             outputs[name] = values
         if not self._is_dueling:
             return outputs["q"]
-        axis = -1 if self.atoms is None else -2
+        axis = -1 if self.head is None else -2
         return dueling(outputs["value"], outputs["advantage"], mask, axis=axis)
 
     def _step(self, obs: Any, mask: Any, previous: Any, parts: Parts, noise: Any = None) -> Outputs:
         ((branch, state),) = parts
         features, state_out = branch.step(obs, previous, state)
         values = self._q(features, mask, noise)
-        if self.atoms is not None:
-            values = expected_q(values, self.atoms)
+        if self.head is not None:
+            values = self.head.values(values)
         values = self._masked(values, mask)
         return Outputs(values, tf.reduce_max(values, axis=-1), state_out)

@@ -183,7 +183,8 @@ class Sequences:
         place = np.where(has_state, first // self.shape.stride, 0)
         for column in self.states:
             states = arrays[column.name][env, place]
-            cut[column.name] = np.where(has_state[:, None], states, np.float32(0.0))
+            is_stored = has_state.reshape(-1, *[1] * len(column.shape))
+            cut[column.name] = np.where(is_stored, states, np.float32(0.0))
         names = [column.name for column in self.columns]
         if c.EPS_ID in arrays:
             names += EPISODE_COLUMNS
@@ -196,7 +197,8 @@ class Sequences:
         valid = arrays.get(c.VALID, np.ones(ended.shape, np.bool_))
         begins_episode = np.ones(ended.shape[1], np.bool_)
         for column in self.states:
-            begins_episode &= ~arrays[column.name][:, 0].any(axis=1)
+            of_first_rows = arrays[column.name][:, 0].reshape(len(begins_episode), -1)
+            begins_episode &= ~of_first_rows.any(axis=1)
         for env in range(ended.shape[1]):
             for first, stop in _runs(valid[:, env], ended[:, env]):
                 begins = bool(first or begins_episode[env])

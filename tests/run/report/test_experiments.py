@@ -16,6 +16,7 @@ from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.plot import main
+from aiorl.run.report.comparison import probability_of_improvement
 from aiorl.run.report.plot import (
     PLOT_FILE,
     RunCurve,
@@ -219,3 +220,37 @@ def test_the_interval_of_hundreds_of_runs_takes_little_memory() -> None:
     drawn = np.random.default_rng(0).integers(100, size=(100, 2000))
     expected = np.quantile(interquartile_mean(returns[:, 299][drawn]), (0.025, 0.975))
     np.testing.assert_allclose((band.low[299], band.high[299]), expected)
+
+
+TASKS = [
+    (np.array([3.0, 5.0, 5.0, 9.0]), np.array([1.0, 4.0, 5.0])),
+    (np.array([-2.0, 0.0, 1.0]), np.array([-3.0, -1.0, 0.0, 2.0, 4.0])),
+]
+
+
+def test_the_probability_counts_pairs_of_runs_and_ties_half() -> None:
+    """By hand: 1 + 2.5 + 2.5 + 3 of 12 pairs, and 1 + 2.5 + 3 of 15."""
+    probability, low, high = probability_of_improvement(TASKS, np.random.default_rng(0))
+    assert probability == pytest.approx((9.0 / 12 + 6.5 / 15) / 2)
+    assert 0 <= low < probability < high <= 1
+
+
+def test_equal_scores_have_probability_one_half_and_distinct_ones_certainty() -> None:
+    same = np.ones(4)
+    rng = np.random.default_rng(0)
+    assert probability_of_improvement([(same, same)], rng) == pytest.approx((0.5, 0.5, 0.5))
+    assert probability_of_improvement([(same + 1, same)], rng) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_the_command_compares_experiments_with_several_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, (ppo, impala) in enumerate([(1.0, 4.0), (5.0, 6.0), (3.0, 7.0)]):
+        for algo, value in (("ppo", ppo), ("impala", impala)):
+            path = tmp_path / f"{algo}{seed}"
+            write_run(path, [(0, 0, 0.0), (10, 1, value)], algo=algo, seed=seed)
+    write_run(tmp_path / "alone", [(0, 0, 0.0), (10, 1, 9.0)], algo="a2c")
+    assert main([str(tmp_path), "--out", str(tmp_path / "curves.png")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
+    # of nine pairs, 4 < 5 alone is lost; one run of a2c is no sample of seeds
+    assert line.startswith("impala ends better than ppo with probability 0.89 (95 % interval ")
