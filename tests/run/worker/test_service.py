@@ -336,7 +336,12 @@ async def test_a_waiting_worker_leaves_immediately_when_stopped(waits: dict[str,
     both.start(1)
     await both.source.wait_for_workers(1, 20)
     both.go_on()
-    await until(lambda: any(worker.in_env_s > 0.2 for worker in both.source.session.workers))
+    await until(
+        lambda: any(
+            worker.waits_for_others or worker.in_env_s > 0.2
+            for worker in both.source.session.workers
+        )
+    )
     both.workers[0].stop("leaving on purpose")
     async with asyncio.timeout(15):
         assert (await ended(both)).ok
