@@ -225,7 +225,10 @@ def _directives(module: str, names: list[str]) -> list[str]:
     for name in names:
         item = getattr(found, name)
         home = homes.get(name) or getattr(item, "__module__", module)
-        directive = f"::: {home}.{getattr(item, '__qualname__', name) if callable(item) else name}"
+        own_name = getattr(item, "__qualname__", name) if callable(item) else name
+        if not home.startswith("aiorl"):  # a name for a type of Python's, such as a Callable
+            home, own_name = module, name
+        directive = f"::: {home}.{own_name}"
         if name.endswith("Config"):  # its keys are on the pages of algorithms
             directive += "\n    options:\n      members: false"
         elif isinstance(item, type) and (inherited := _inherited(item)):
