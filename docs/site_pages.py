@@ -22,6 +22,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 _API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
+_NAME_IN_TABLE = re.compile(r"(?<=<td><code>)[^<\s]{33,}(?=</code>)")
 _RELATED = {"c51": "dqn", "rainbow": "dqn"}
 _LANGUAGES = {".py": "python", ".sh": "sh", ".sbatch": "sh", ".yaml": "yaml"}
 _LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
@@ -83,6 +84,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _linked(markdown, path)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let long names in tables break behind a dot, slash or underscore, and nowhere else."""
+    return _NAME_IN_TABLE.sub(lambda name: re.sub(r"([./_])(?=\w)", r"\1<wbr>", name[0]), html)
+
+
 def _boost(page: Page) -> float:
     parts = [part.title for part in page.ancestors]  # the innermost first
     return next((_BOOSTS[part] for part in parts if part in _BOOSTS), _BOOST_ELSEWHERE)
@@ -106,9 +112,7 @@ def _copied(source: Path) -> str:
     text = source.read_text("utf-8")
     if source.suffix == ".md":
         return text
-    return (
-        f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
-    )
+    return f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
 
 
 def _linked(markdown: str, path: Path) -> str:
