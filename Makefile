@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := aiorl/constraints.txt
 LEARNER := $(VENV)/.learner
+TESTS := $(VENV)/.tests
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 # pip would compile 18,000 files with one processor; some of them are examples of errors
@@ -13,8 +14,8 @@ RESULTS := .pytest_cache/results.xml
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow test-all nightly check style types layers prose readability size requirements bench \
-	bench-against chaos results examples coverage picture docs docs-serve fuzz lock build clean
+.PHONY: help setup setup-test extras train test test-slow test-all nightly check style types layers prose \
+	readability size requirements bench bench-against chaos results examples coverage picture docs docs-serve fuzz lock build release clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -29,13 +30,25 @@ $(LEARNER): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@$(COMPILE)
 	@touch $@
 
+$(TESTS): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	@echo "installing the packages for most tests into $(VENV): 2 GB, a minute or two the first time"
+	@$(PIP) -e '.[learner,test]'
+	@$(COMPILE)
+	@touch $(LEARNER) $@
+
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing the packages for development into $(VENV): 3.6 GB, some minutes the first time"
 	@$(PIP) -e '.[dev]'
 	@$(COMPILE)
-	@touch $(LEARNER) $@
+	@touch $(LEARNER) $(TESTS) $@
 
 setup: $(STAMP)  ## make .venv and install everything for development (3.6 GB), pinned
+
+setup-test: $(TESTS)  ## make .venv and install what most tests need (2 GB), pinned
+
+extras: | $(BIN)/python  ## add extras to .venv, which goes on using this clone; make extras E=box2d,video
+	@test -n "$(E)" || { echo "name the extras in pyproject.toml that you need: make extras E=box2d,video"; exit 2; }
+	@$(PIP) -e '.[$(E)]'
 
 train: $(LEARNER)  ## solve CartPole-v1 with PPO and two workers; installs the packages for training (1.9 GB)
 	@$(BIN)/aiorl train --preset ppo-cartpole-quick --stop-return 475
@@ -121,6 +134,9 @@ lock: $(STAMP)  ## rewrite aiorl/constraints.txt from the installed packages
 
 build: $(STAMP)  ## build the sdist, and the wheel from it
 	@$(BIN)/python -m build --outdir dist
+
+release: $(STAMP)  ## make and try what a release has: sdist, wheel, site; make release TAG=v0.2.0 checks the tag, too
+	@.ci/release $(TAG)
 
 clean:  ## remove .venv, caches and build products (runs/ is kept)
 	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* *.egg-info

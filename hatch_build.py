@@ -18,6 +18,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 __all__ = ["AddressHook", "address_of", "with_absolute_links"]
 
 _RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
+_PICTURE = re.compile(r'(<img [^>]*src=")(?![a-z]+:)([^"]+)"')
 
 
 class AddressHook(MetadataHookInterface):
@@ -35,6 +36,7 @@ class AddressHook(MetadataHookInterface):
                 "Documentation": f"{address}/tree/HEAD/docs",
                 "Changelog": f"{address}/blob/HEAD/CHANGELOG.md",
                 "Issues": f"{address}/issues",
+                "Security": f"{address}/security/advisories/new",
             }
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
@@ -52,6 +54,7 @@ def address_of(remote: str) -> str:
 
 def with_absolute_links(text: str, address: str) -> str:
     """Return Markdown whose relative links lead into a repository; pictures to their files."""
+    text = _PICTURE.sub(rf'\g<1>{address}/raw/HEAD/\g<2>"', text)
     return _RELATIVE.sub(
         lambda found: (
             f"{found[1]}[{found[2]}]({address}/{'raw' if found[1] else 'blob'}/HEAD/{found[3]})"

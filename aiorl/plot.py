@@ -30,6 +30,7 @@ from aiorl.run.report.plot import (
     group_runs,
     interquartile_mean,
     plot_learning_curve,
+    shared_part,
     time_unit,
 )
 from aiorl.text import one_line
@@ -50,8 +51,9 @@ _EXAMPLES = """examples:
   python -m aiorl.plot runs                                           # Draws all runs in a directory.
 
 Runs that differ only in their seed are one experiment. The line is the interquartile mean of their mean returns, and
-the band is its 95 % bootstrap interval. The line is dashed after the first of the runs has ended. Each curve has the
-name of its algorithm and the settings in which it differs from the others. Each environment has its own panels.
+the band is its 95 % bootstrap interval. Over env steps, the line is dashed after the first of the runs has ended; over
+training time, it ends there, since runs of one experiment differ in speed. Each curve has the name of its algorithm and
+the settings in which it differs from the others. Each environment has its own panels.
 Experiments with two runs or more are compared by the probability that a run of one ends better than a run of the
 other (Agarwal et al. 2021, "probability of improvement").
 """
@@ -125,6 +127,7 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
             colour = f"C{names.index(experiment.name)}"
             steps_band = band_of(experiment.runs, by="steps", rng=rng)
             time_band = band_of(experiment.runs, by="seconds", rng=rng)
+            time_band = shared_part(time_band, len(experiment.runs))
             handles[labels[experiment.name]] = _draw(over_steps, steps_band, colour)
             _draw(over_time, time_band, colour, factor)
         for axes, what in ((over_steps, "env steps"), (over_time, f"training time in {unit}")):

@@ -22,12 +22,25 @@ DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples"
 _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 _API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
+_NAME_IN_TABLE = re.compile(r"(?<=<td><code>)[^<\s]{33,}(?=</code>)")
 _RELATED = {"c51": "dqn", "rainbow": "dqn"}
 _LANGUAGES = {".py": "python", ".sh": "sh", ".sbatch": "sh", ".yaml": "yaml"}
 _LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
 """Columns of results that an algorithm's page leaves out."""
-_LAST = "---\nsearch:\n  boost: 0.3\n---\n"
-"""Head of a page that search lists after others."""
+_BOOSTS = {
+    "Get started": 2.0,
+    "Guides": 2.0,
+    "Reference": 0.2,
+    "Python API": 0.3,
+    "Algorithms": 1.0,
+    "Inside": 0.5,
+    "Maintainers": 0.2,
+}
+"""Part of the navigation -> weight of its pages in the search, which lists a guide before a table
+with the same words."""
+_BOOST_ELSEWHERE = 0.3
+"""Weight of pages that are not in the navigation, such as those of examples; home is one of the
+first."""
 _COPIED = {
     ROOT / "CONTRIBUTING.md": "maintainers/contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
@@ -59,6 +72,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     pages.
     """
     path = Path(page.file.src_uri)
+    if not page.is_homepage:
+        page.meta.setdefault("search", {"boost": _boost(page)})
     if path.parent.name == "algorithms" and path.stem != "index":
         markdown = (
             markdown.rstrip() + "\n" + _presets(path.stem) + _results(path.stem) + _keys(path.stem)
@@ -67,6 +82,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         lambda found: "\n\n".join(_directives(found[1], found[2].split())), markdown
     )
     return _linked(markdown, path)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let long names in tables break behind a dot, slash or underscore, and nowhere else."""
+    return _NAME_IN_TABLE.sub(lambda name: re.sub(r"([./_])(?=\w)", r"\1<wbr>", name[0]), html)
+
+
+def _boost(page: Page) -> float:
+    parts = [part.title for part in page.ancestors]  # the innermost first
+    return next((_BOOSTS[part] for part in parts if part in _BOOSTS), _BOOST_ELSEWHERE)
 
 
 def _site_paths() -> dict[Path, str]:
@@ -86,11 +111,8 @@ def _site_paths() -> dict[Path, str]:
 def _copied(source: Path) -> str:
     text = source.read_text("utf-8")
     if source.suffix == ".md":
-        return text if source.parent == EXAMPLES else _LAST + text
-    return (
-        f"{_LAST}#"
-        f" {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
-    )
+        return text
+    return f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
 
 
 def _linked(markdown: str, path: Path) -> str:
@@ -225,7 +247,10 @@ def _directives(module: str, names: list[str]) -> list[str]:
     for name in names:
         item = getattr(found, name)
         home = homes.get(name) or getattr(item, "__module__", module)
-        directive = f"::: {home}.{getattr(item, '__qualname__', name) if callable(item) else name}"
+        own_name = getattr(item, "__qualname__", name) if callable(item) else name
+        if not home.startswith("aiorl"):  # a name for a type of Python's, such as a Callable
+            home, own_name = module, name
+        directive = f"::: {home}.{own_name}"
         if name.endswith("Config"):  # its keys are on the pages of algorithms
             directive += "\n    options:\n      members: false"
         elif isinstance(item, type) and (inherited := _inherited(item)):

@@ -38,7 +38,7 @@ def hook() -> ModuleType:
 
 
 def test_all_has_every_extra_of_users_and_development_has_all() -> None:
-    assert EXTRAS.keys() - extras_of("all") == {"dev", "docs", "fuzz", "learner-gpu"}
+    assert EXTRAS.keys() - extras_of("all") == {"dev", "docs", "fuzz", "learner-gpu", "test"}
     assert extras_of("dev") >= extras_of("all")
 
 
@@ -114,3 +114,6 @@ def test_the_readme_of_a_package_has_only_absolute_links(hook: ModuleType) -> No
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
     assert "https://example.org/aiorl/raw/HEAD/docs/learning_curve.png" in links
     assert "https://example.org/aiorl/blob/HEAD/docs/hosts.md" in links
+    pictures = re.findall(r'<img src="([^"]+)"', text)
+    assert "https://example.org/aiorl/raw/HEAD/docs/watch.png" in pictures
+    assert all(picture.startswith("https://") for picture in pictures)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,7 @@ from pydantic import (
 
 from aiorl.config import is_group, put_on_top, to_plain, without_emptied
 from aiorl.config.code import named, plain_code, plain_wrapper, with_objects, without_objects
-from aiorl.config.key import check_known, key, plain_error, show_keys_in_help
+from aiorl.config.key import Unchanging, check_known, key, plain_error, show_keys_in_help
 from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
@@ -76,10 +76,11 @@ _TABLE = ConfigDict(frozen=True, extra="forbid", validate_default=False, defer_b
 """Form of a table of keys, which is only a base of configs."""
 
 
-class WorkerModelConfig(BaseModel):
+class WorkerModelConfig(Unchanging):
     """Keys of `model` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+    GROUP: ClassVar[str] = "model"
 
     dim: int = _model(84, ge=1)
     """Height and width to which Atari frames are resized."""
@@ -113,10 +114,11 @@ def agents_as_text(mapping: Any) -> Any:
     return policy_ids
 
 
-class WorkerMultiAgentConfig(BaseModel):
+class WorkerMultiAgentConfig(Unchanging):
     """Keys of `multiagent` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+    GROUP: ClassVar[str] = "multiagent"
 
     policy_mapping_fn: Annotated[Code | dict[str, str] | None, BeforeValidator(agents_as_text)] = (
         _agents(None)
@@ -128,11 +130,12 @@ class WorkerMultiAgentConfig(BaseModel):
     """Function (package.module:Name) that rewrites the agents' observations."""
 
 
-class TransportConfig(BaseModel):
+class TransportConfig(Unchanging):
     """Sockets, queues and time limits between learner and workers."""
 
     # merging the settings refuses unknown keys
     model_config = ConfigDict(frozen=True, extra="ignore")
+    GROUP: ClassVar[str] = "transport"
 
     heartbeat_interval_s: float = _transport(1.0, unit="s", gt=0)
     """Time between two heartbeats of each side."""
@@ -155,7 +158,7 @@ class TransportConfig(BaseModel):
     """Longest pause between two attempts to reach the learner."""
 
 
-class RunKeys(BaseModel):
+class RunKeys(Unchanging):
     """Keys of a run: its algorithm, its environment, its random numbers, its log."""
 
     model_config = _TABLE
@@ -192,7 +195,7 @@ class RunKeys(BaseModel):
         return without_objects(arguments)
 
 
-class FragmentKeys(BaseModel):
+class FragmentKeys(Unchanging):
     """Keys of the environments that a worker steps together, and of the fragments that it sends."""
 
     model_config = _TABLE
@@ -231,7 +234,7 @@ class FragmentKeys(BaseModel):
         return self.rollout_fragment_length if self.is_truncating else math.inf
 
 
-class SamplingKeys(BaseModel):
+class SamplingKeys(Unchanging):
     """Keys of rows, and of the processes and threads that sample them."""
 
     model_config = _TABLE
@@ -278,7 +281,7 @@ class SamplingKeys(BaseModel):
         return float(self.clip_rewards or 0.0)
 
 
-class ProcessKeys(BaseModel):
+class ProcessKeys(Unchanging):
     """Keys of a worker's process: its policies, its connection, its resources, its reports."""
 
     model_config = _TABLE
@@ -314,7 +317,7 @@ class ProcessKeys(BaseModel):
     dict."""
 
 
-class OfflineKeys(BaseModel):
+class OfflineKeys(Unchanging):
     """Keys of stored experience that workers read and write."""
 
     model_config = _TABLE

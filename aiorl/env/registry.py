@@ -45,7 +45,7 @@ from aiorl.config.code import (
 from aiorl.env.checks import raise_env_fault
 from aiorl.env.old_gym import adopted
 from aiorl.errors import AiorlError, ConfigError, UnknownEnvError, nearest
-from aiorl.process.imports import needed_by, python_path
+from aiorl.process.imports import extra_with, install_command, needed_by, python_path
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
 _SOURCES = {
@@ -345,9 +345,7 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
         try:
             return gymnasium.make(spec, disable_env_checker=True, **context)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(
-                f"environment {name!r} needs more packages: {error}", key="env"
-            ) from error
+            raise _lacks_packages(name, error) from error
         except TypeError as error:
             if re.search("unexpected keyword argument|missing .* required", str(error)):
                 # Arguments of gymnasium.make itself are not settings of the environment's
@@ -362,6 +360,27 @@ def _gymnasium_id(name: str, gym_id: str) -> EnvCreator:
             raise
 
     return EnvCreator(name, create, gym_id=gym_id)
+
+
+def _lacks_packages(name: str, error: gymnasium.error.DependencyNotInstalled) -> ConfigError:
+    """Return the error for an environment whose packages are not installed.
+
+    Gymnasium names an extra of its own, which can build packages from source and changes versions.
+    If aiorl has an extra with the same packages, that one is named instead.
+    """
+    extra_of_gymnasium = re.search(r"gymnasium\[[\w-]+\]", str(error))
+    extra = extra_with(extra_of_gymnasium[0]) if extra_of_gymnasium else ""
+    if not extra:
+        return ConfigError(
+            f"environment {name!r} needs more packages: {error}", key="env", value=name
+        )
+    cause, _, _ = str(error).partition(",")
+    return ConfigError(
+        f"environment {name!r} needs more packages: {cause}.",
+        key="env",
+        value=name,
+        hint=f"Install them with: {install_command(extra)}",
+    )
 
 
 def _check_version(name: str, spec: EnvSpec) -> None:

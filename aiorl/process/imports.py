@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ import shlex
 import site
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -29,6 +31,29 @@ def install_command(extra: str) -> str:
     if (clone / "pyproject.toml").is_file():
         return f"pip install -e {shlex.quote(f'{clone}[{extra}]')}"
     return f"pip install 'aiorl[{extra}]'"  # pip keeps the installed aiorl and reads its extras
+
+
+def extra_with(requirement: str) -> str:
+    """Return the smallest extra of aiorl that installs another package's extra, "" if none does.
+
+    The package's metadata, which repeats pyproject.toml, has the extras.
+
+    Args:
+        requirement: a package with its extra, such as ``gymnasium[box2d]``.
+    """
+    try:
+        lines = importlib.metadata.requires("aiorl") or []
+    except importlib.metadata.PackageNotFoundError:  # a clone that is only on the path
+        return ""
+    pairs = [
+        re.fullmatch(r"([^\s;<>=!~]+)[^;]*;.*extra == ['\"]([\w-]+)['\"].*", line) for line in lines
+    ]
+    extras = [(pair[1], pair[2]) for pair in pairs if pair is not None]
+    sizes = Counter(extra for _, extra in extras)
+    wanted = requirement.replace("_", "-")
+    return min(
+        (extra for name, extra in extras if name == wanted), key=sizes.__getitem__, default=""
+    )
 
 
 def missing(modules: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from aiorl.config.files import MAX_BYTES, folders_inside, names_inside, parse_ya
 from aiorl.config.layers import CONFIG_FILE
 from aiorl.data.columns import Array
 from aiorl.errors import ConfigError
+from aiorl.run.observers import STOP_CRITERIA
 from aiorl.run.report.loggers import JSONL_FILE, numbers_of, results_in
 from aiorl.run.report.plot import OF_A_RUN, Band, RunCurve, band_of, group_runs
 from aiorl.status import FILES, SILENT_S, Part, is_run, part_of, signature, status_of_run
@@ -53,7 +54,6 @@ _ABSENT = {
     None: ("unknown", "No process of this host writes here."),
 }
 """Existence of a silent run's process -> phase of the run."""
-_CRITERIA = ("stop_return", "stop_evaluation_return", "stop_timesteps", "stop_time_s")
 _SLOW_S = 30.0
 _FAILED = "the learner failed"
 _MAX_WORDS = 300
@@ -269,7 +269,7 @@ class Run:
             "words": one_line(words, _MAX_WORDS),
             "changed": time.time() - self.account.value["silent_s"],
             "figures": figures,
-            "stops": {name: config.number(name) for name in _CRITERIA},
+            "stops": {name: config.number(name) for name in STOP_CRITERIA},
         }
 
     def _phase(self) -> tuple[str, str]:

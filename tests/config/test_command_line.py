@@ -135,6 +135,7 @@ def test_every_key_is_an_option_and_can_be_set(argv: list[str]) -> None:
         (["--model.net-arch", "[3]"], "--model.fcnet-hiddens"),
         (["--buffer-size", "3"], "replay_capacity"),
         (["--gpu", "1"], "num_gpus"),
+        (["--stop-reward", "9"], "--stop-return"),
         (["--input-evaluation", "[foo]"], "'foo'"),
         (["--set", "gamma"], "KEY=VALUE"),
         (["--num-workers", "many"], "'many'"),

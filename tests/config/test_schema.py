@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 from gymnasium.spaces import Discrete
-from pydantic import ValidationError
 
 from aiorl.config import with_base_config
 from aiorl.config.key import changed, key
@@ -183,8 +182,14 @@ def test_a_wrong_value_is_refused_in_one_line_with_the_key(values: dict, key: st
 
 def test_a_config_cannot_be_changed_but_updated() -> None:
     config = CommonConfig()
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError) as caught:
         config.lr = 1.0  # type: ignore[misc]
+    assert caught.value.key == "lr"
+    assert "config.updated({'lr': 1.0})" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        config.model.use_gru = True  # type: ignore[misc]
+    assert caught.value.key == "model.use_gru"
+    assert "config.updated({'model': {'use_gru': True}})" in caught.value.hint
     assert config.updated({"lr": 1.0, "model": {"use_gru": True}}).model.use_gru
     assert config == CommonConfig()
     config.tf_session_args["gpu_options"]["allow_growth"] = False

@@ -91,6 +91,18 @@ def test_a_module_that_fails_to_import_is_not_called_unknown(tmp_path, monkeypat
         resolve_env("raising_env_module:Env")
 
 
+def test_an_environment_without_its_packages_names_the_extra_of_aiorl(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    with pytest.raises(ConfigError) as caught:
+        resolve_env("LunarLander-v3")(EnvContext())
+    assert (caught.value.key, caught.value.value) == ("env", "LunarLander-v3")
+    assert "Box2D" in str(caught.value)
+    assert "[box2d]" in str(caught.value)
+    assert "gymnasium[" not in str(caught.value)
+
+
 def test_other_values_than_a_name_class_or_function_are_refused():
     for value in (3, None, ["CartPole-v1"]):
         with pytest.raises(UnknownEnvError):

@@ -29,6 +29,20 @@ def test_the_install_command_keeps_an_aiorl_installed_from_a_wheel(
     assert imports.install_command("atari") == "pip install 'aiorl[atari]'"
 
 
+@pytest.mark.parametrize(
+    ("requirement", "extra"),
+    [
+        ("gymnasium[box2d]", "box2d"),
+        ("gymnasium[classic_control]", "classic-control"),  # as Gymnasium spells it in places
+        ("gymnasium[toy-text]", ""),
+    ],
+)
+def test_extras_of_other_packages_are_found_in_the_extras_of_aiorl(
+    requirement: str, extra: str
+) -> None:
+    assert imports.extra_with(requirement) == extra
+
+
 def test_a_missing_package_is_reported_with_the_feature_that_needs_it() -> None:
     with (
         pytest.raises(ConfigError, match=r"Parquet.*pyarrow") as caught,

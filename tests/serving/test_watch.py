@@ -29,6 +29,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import aiorl.watch
 from aiorl.config.layers import NOTED, load_config, save_config
+from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.launch.job import Job
 from aiorl.learning.algorithms.registry import config_class
@@ -186,6 +187,8 @@ def test_the_phase_of_a_run_is_read_from_its_files(
     if phase == "training":
         assert glance["figures"]["std"] == 1.0
         assert (glance["stops"]["stop_timesteps"], glance["stops"]["stop_return"]) == (1000, None)
+        keys = {name for name in CommonConfig.model_fields if name.startswith("stop_")}
+        assert keys <= glance["stops"].keys(), "each criterion of a config is on the page"
 
 
 def test_configs_say_where_their_values_come_from_also_after_a_resume(tmp_path: Path) -> None:

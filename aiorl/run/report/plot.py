@@ -439,6 +439,27 @@ def band_of(runs: Sequence[RunCurve], *, by: str, rng: np.random.Generator) -> B
     )
 
 
+def shared_part(band: Band, num_runs: int) -> Band:
+    """Return the part of a curve that all its runs cover; the whole curve if there is none.
+
+    Over time, fast runs end early. The mean of the slow ones alone can look like a collapse.
+
+    Args:
+        band: the curve.
+        num_runs: number of its runs.
+    """
+    is_shared = band.num_runs == num_runs
+    if not is_shared.any():
+        return band
+    return Band(
+        at=band.at[is_shared],
+        mean=band.mean[is_shared],
+        low=band.low[is_shared],
+        high=band.high[is_shared],
+        num_runs=band.num_runs[is_shared],
+    )
+
+
 def _interval(values: F64, resamples: NDArray[np.int64]) -> F64:
     """Return the 95 % interval [2, P] of the interquartile mean, for values [N, P] and the indices
     [N, R] of resamples.

@@ -9,7 +9,7 @@ const STEPS = "timesteps_total", SECONDS = "time_total_s", RETURN = "episode_rew
 const EVALUATION = "evaluation/episode_reward_mean";
 const LOSS = /loss|entropy|(^|_|\/)kl$|grad_gnorm|explained_var|q_mean|td_error|alpha$/;
 const OVER = ["ended", "failed", "gone"];
-// stop criterion -> its words, its figure, and the rate of the figure if it grows steadily
+// stop criterion -> its words, its figure, and the rate of the figure if it grows steadily; others show their value alone
 const STOPS = {
   stop_return: ["return", "episode_reward_mean_last_100"], stop_evaluation_return: ["evaluation", EVALUATION],
   stop_timesteps: ["env steps trained", "env_steps_trained_total", (figures) => figures.trained_steps_per_s],
@@ -320,7 +320,8 @@ class OneRun {
     const rate = (value) => (isNumber(value) ? `${short(value)}/s` : null);
     const range = isNumber(figures.episode_reward_min) ? `${short(figures.episode_reward_min)} to ${short(figures.episode_reward_max)}` : "no episode yet";
     const spread = isNumber(figures.std) ? `± ${short(figures.std)}, ` : "";
-    const stops = Object.entries(map(glance.stops)).filter(([key, goal]) => key in STOPS && isNumber(goal)).map(([key, goal]) => {
+    const stops = Object.entries(map(glance.stops)).filter(([, goal]) => isNumber(goal)).map(([key, goal]) => {
+      if (!(key in STOPS)) return el("li", {}, `${key}: ${short(goal)}`);
       const [name, figure, rate] = STOPS[key];
       const now = figures[figure] ?? list(this.columns[figure]).findLast(isNumber), speed = rate?.(figures);
       const form = key === "stop_time_s" ? span : short;

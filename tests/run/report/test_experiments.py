@@ -15,7 +15,7 @@ from aiorl.config.layers import save_config
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class
-from aiorl.plot import main
+from aiorl.plot import draw_experiments, main
 from aiorl.run.report.comparison import probability_of_improvement
 from aiorl.run.report.plot import (
     PLOT_FILE,
@@ -157,6 +157,20 @@ def test_the_command_draws_and_prints_the_results(
     assert re.search(r"\b1 .*\b9\.0\b", shown.out)
     assert str(tmp_path / "empty") in shown.err
     assert [file.name for file in tmp_path.glob("*curves*")] == ["curves.png"]
+
+
+def test_curves_over_training_time_end_where_the_fastest_run_ends(tmp_path: Path) -> None:
+    """The rest would be the mean of the slow runs, which looks like a collapse of learning."""
+    for seed, (seconds, last) in enumerate([(10, 9.0), (20, 1.0)]):
+        write_run(tmp_path / str(seed), [(0, 0, 0.0), (100, seconds, last)], seed=seed)
+    experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    over_steps, over_time = draw_experiments(experiments).axes
+    ends = [
+        max(np.nanmax(line.get_xdata()) for line in axes.get_lines())
+        for axes in (over_steps, over_time)
+    ]
+    assert ends[0] == 100
+    assert 9.9 < ends[1] <= 10
 
 
 def test_the_picture_of_one_run_is_its_learning_curve(
