@@ -66,17 +66,6 @@ class Gradients:
         self.metric_names: tuple[str, ...] = ()
         self.compiled = CompiledFunction(self._run, variables, xla=xla, name="gradient")
 
-    @property
-    def optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Optimiser of the steps.
-
-        Raises:
-            NotImplementedError: parts of the variables have optimisers of their own.
-        """
-        if len(self._descent.optimizers) > 1:
-            raise NotImplementedError("the algorithm has several optimisers")
-        return self._descent.optimizer
-
     def warm_up(self) -> None:
         """Compile the gradient for fragments of the usual size; changes nothing."""
         batch = self._batches.nominal_batch()
