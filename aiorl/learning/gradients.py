@@ -5,7 +5,7 @@ drive a policy themselves.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,17 +65,6 @@ class Gradients:
         self._arguments = Arguments(list(update.knobs_at(0)), shares_memory=is_on_cpu)
         self.metric_names: tuple[str, ...] = ()
         self.compiled = CompiledFunction(self._run, variables, xla=xla, name="gradient")
-
-    @property
-    def optimizer(self) -> Any:  # Any: a Keras optimiser
-        """Optimiser of the steps.
-
-        Raises:
-            NotImplementedError: parts of the variables have optimisers of their own.
-        """
-        if len(self._descent.optimizers) > 1:
-            raise NotImplementedError("the algorithm has several optimisers")
-        return self._descent.optimizer
 
     def warm_up(self) -> None:
         """Compile the gradient for fragments of the usual size; changes nothing."""
