@@ -18,10 +18,10 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, SupportsIndex, TypeGuard, cast
+from typing import Annotated, Any, Literal, SupportsIndex, TypeGuard, cast
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -112,35 +112,36 @@ def key(
     return Field(description=meaning, json_schema_extra=facts, **constraints)
 
 
-class Unchanging(BaseModel):
-    """Base of configs and their groups, whose values are set when they are made and never change.
+def unchanging(group: str = "") -> Callable[[BaseModel, str, Any], None]:
+    """Return the `__setattr__` of a config, or of a group of keys in it, which never changes.
 
-    Attributes:
-        GROUP: name of the group in a config; "" for a config itself.
+    Args:
+        group: name of the group; "" for a config itself.
     """
 
-    GROUP: ClassVar[str] = ""
-
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self: BaseModel, name: str, value: Any) -> None:
         """Refuse to set a key, whether it exists or not.
 
         Raises:
-            ConfigError: always; the hint has the call that makes a changed config.
+            ConfigError: the name is that of a key; the hint has the call that makes a changed
+                config.
         """
-        if name.startswith("_"):  # what the config notes about itself
-            super().__setattr__(name, value)
+        if name.startswith("_"):  # a config's notes about itself
+            BaseModel.__setattr__(self, name, value)
             return
         dotted = name
         change = f"{name!r}: {shortened(repr(value), 80)}"
-        if self.GROUP:
-            dotted = f"{self.GROUP}.{name}"
-            change = f"{self.GROUP!r}: {{{change}}}"
+        if group:
+            dotted = f"{group}.{name}"
+            change = f"{group!r}: {{{change}}}"
         raise ConfigError(
             f"config.{dotted} can't be set: a config never changes.",
             key=dotted,
             value=value,
             hint=f"Make a changed one: config = config.updated({{{change}}}).",
         )
+
+    return __setattr__
 
 
 def changed(config: type[BaseModel], name: str, default: Any) -> Any:

@@ -55,6 +55,7 @@ from aiorl.config.key import (
     fact_of,
     key,
     plain_error,
+    unchanging,
 )
 from aiorl.config.layers import (
     AUTO,
@@ -264,6 +265,7 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=False, defer_build=False
     )
+    __setattr__ = unchanging()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

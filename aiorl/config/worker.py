@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,7 @@ from pydantic import (
 
 from aiorl.config import is_group, put_on_top, to_plain, without_emptied
 from aiorl.config.code import named, plain_code, plain_wrapper, with_objects, without_objects
-from aiorl.config.key import Unchanging, check_known, key, plain_error, show_keys_in_help
+from aiorl.config.key import check_known, key, plain_error, show_keys_in_help, unchanging
 from aiorl.config.layers import DEFAULT_ALGO
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
@@ -76,11 +76,11 @@ _TABLE = ConfigDict(frozen=True, extra="forbid", validate_default=False, defer_b
 """Form of a table of keys, which is only a base of configs."""
 
 
-class WorkerModelConfig(Unchanging):
+class WorkerModelConfig(BaseModel):
     """Keys of `model` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-    GROUP: ClassVar[str] = "model"
+    __setattr__ = unchanging("model")
 
     dim: int = _model(84, ge=1)
     """Height and width to which Atari frames are resized."""
@@ -114,11 +114,11 @@ def agents_as_text(mapping: Any) -> Any:
     return policy_ids
 
 
-class WorkerMultiAgentConfig(Unchanging):
+class WorkerMultiAgentConfig(BaseModel):
     """Keys of `multiagent` that workers read."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-    GROUP: ClassVar[str] = "multiagent"
+    __setattr__ = unchanging("multiagent")
 
     policy_mapping_fn: Annotated[Code | dict[str, str] | None, BeforeValidator(agents_as_text)] = (
         _agents(None)
@@ -130,12 +130,12 @@ class WorkerMultiAgentConfig(Unchanging):
     """Function (package.module:Name) that rewrites the agents' observations."""
 
 
-class TransportConfig(Unchanging):
+class TransportConfig(BaseModel):
     """Sockets, queues and time limits between learner and workers."""
 
     # merging the settings refuses unknown keys
     model_config = ConfigDict(frozen=True, extra="ignore")
-    GROUP: ClassVar[str] = "transport"
+    __setattr__ = unchanging("transport")
 
     heartbeat_interval_s: float = _transport(1.0, unit="s", gt=0)
     """Time between two heartbeats of each side."""
@@ -158,7 +158,7 @@ class TransportConfig(Unchanging):
     """Longest pause between two attempts to reach the learner."""
 
 
-class RunKeys(Unchanging):
+class RunKeys(BaseModel):
     """Keys of a run: its algorithm, its environment, its random numbers, its log."""
 
     model_config = _TABLE
@@ -195,7 +195,7 @@ class RunKeys(Unchanging):
         return without_objects(arguments)
 
 
-class FragmentKeys(Unchanging):
+class FragmentKeys(BaseModel):
     """Keys of the environments that a worker steps together, and of the fragments that it sends."""
 
     model_config = _TABLE
@@ -234,7 +234,7 @@ class FragmentKeys(Unchanging):
         return self.rollout_fragment_length if self.is_truncating else math.inf
 
 
-class SamplingKeys(Unchanging):
+class SamplingKeys(BaseModel):
     """Keys of rows, and of the processes and threads that sample them."""
 
     model_config = _TABLE
@@ -281,7 +281,7 @@ class SamplingKeys(Unchanging):
         return float(self.clip_rewards or 0.0)
 
 
-class ProcessKeys(Unchanging):
+class ProcessKeys(BaseModel):
     """Keys of a worker's process: its policies, its connection, its resources, its reports."""
 
     model_config = _TABLE
@@ -317,7 +317,7 @@ class ProcessKeys(Unchanging):
     dict."""
 
 
-class OfflineKeys(Unchanging):
+class OfflineKeys(BaseModel):
     """Keys of stored experience that workers read and write."""
 
     model_config = _TABLE
