@@ -310,6 +310,10 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
     """Size at which log.txt and each logs/worker-N.txt start again; the previous part is kept in
     NAME.1."""
 
+    env_config_fn: Code | None = _run(None, place=False)
+    """Function (package.module:Name) of each iteration's result that returns keys of env_config to
+    change, or None: a curriculum. Environments take them before their next episodes."""
+
     # Learning
     gamma: float = _learning(0.99, ge=0, le=1)
     """Discount of future rewards."""

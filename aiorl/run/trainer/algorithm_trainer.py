@@ -371,6 +371,25 @@ class AlgorithmTrainer(Trainer):
         self._actors.pop(policy_id, None)
         self._change_policies()
 
+    def set_env_config(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of the environments, such as the level of a curriculum; all workers get
+        them, also those that join later.
+
+        Each environment takes them before its next episode: by its method ``set_env_config``,
+        called with the dict of all settings, if it or an environment in its wrappers has one.
+        Otherwise it is closed and made again. Checkpoints contain them, and evaluations play with
+        them.
+
+        Args:
+            changes: the keys of ``env_config`` that change; the others stay as they are.
+
+        Raises:
+            ConfigError: these environments can't change, because they are vectorised by themselves,
+                or one object without such a method holds all of them (also a ValueError).
+        """
+        self._training.learning.env_changes.plan(changes)
+        self._loop.ask(self._training.change_env_config())
+
     def _change_policies(self) -> None:
         training = self._training
         self._loop.ask(training.change_policies())
@@ -697,6 +716,11 @@ class AlgorithmTrainer(Trainer):
     def _callbacks(self) -> DefaultCallbacks | None:
         return self._training.callbacks
 
+    def _take_result(self, result: Mapping[str, Any]) -> None:
+        if not self._why_stopped:  # a hook may have stopped the trainer
+            self._training.learning.env_changes.take_result(result)
+            self._loop.ask(self._training.change_env_config())
+
     def _newest_return(self) -> float:
         return self._training.results.newest_return
 
@@ -783,6 +807,8 @@ class AlgorithmTrainer(Trainer):
                 filter_acks={},
                 global_vars=dict(self.global_vars),
                 policies=newest.policies,
+                env_config=newest.env_config,
+                env_changes=newest.env_changes,
             )
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)
