@@ -53,15 +53,15 @@ class EnvChanges:
     has_processes: bool = False
     function: Callable[[Mapping[str, Any]], Any] | None = None
 
-    def take_result(self, result: Mapping[str, Any]) -> None:
-        """Plan the settings that follow from a result.
+    def plan_by(
+        self, function: Callable[[Mapping[str, Any]], Any], result: Mapping[str, Any]
+    ) -> None:
+        """Plan the settings that a function returns for a result; None changes nothing.
 
         Raises:
             ConfigError: the function failed, or returned something else.
         """
-        if self.function is None:
-            return
-        changes = self.function(result)
+        changes = function(result)
         if changes is not None:
             self.plan(changes, KEY)
 

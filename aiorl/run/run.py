@@ -263,8 +263,7 @@ class Run:
     async def _take_results(self, training: Training) -> None:
         while (result := await training.train_iteration()) is not None:
             await training.after_iteration(result)
-            take_result = training.learning.env_changes.take_result
-            report(result, training.callbacks, self, self._files.write, take_result)
+            report(result, training.callbacks, self, self._files.write, training.take_result)
             self._result = result
             self._display.update(result, time.monotonic())
         # one may still run, of the last iteration

@@ -399,6 +399,17 @@ class Training:
         self.saver.policies_changed()
         self.saver.keep(learning.group.hold_state())
 
+    def take_result(self, result: Mapping[str, Any]) -> None:
+        """Plan the settings of environments that follow from a result, if the user has a function
+        for them.
+
+        Raises:
+            ConfigError: the function failed, or returned something else.
+        """
+        changes = self.learning.env_changes
+        if changes.function is not None:
+            changes.plan_by(changes.function, result)
+
     async def change_env_config(self) -> None:
         """Change settings of environments as planned (`aiorl.run.env_changes`).
 
