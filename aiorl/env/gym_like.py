@@ -79,6 +79,7 @@ def check_seedable(env: Any, env_id: str) -> None:
             f"a seed is set, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
             " its reset takes no seed, and it has no method 'seed' of its own.",
             key="seed",
+            hint="Leave seed out, or let reset take it: reset(self, *, seed=None, options=None).",
         )
 
 

@@ -198,7 +198,7 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
         try:
             check_seedable(env, maker.env_id)
         except ConfigError:
-            if config.seed is not None and facts.kind.is_seeded_whole:
+            if config.seed is not None:
                 raise
             is_seedable = False
         return dataclasses.replace(
