@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from aiorl.acting.actor import Actor
 from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
@@ -358,6 +359,23 @@ class Worker:
             for policy in self.policy_map.values():
                 policy.on_global_var_update(global_vars)
             self.global_vars = dict(global_vars)
+
+    def actor(self, policy_id: str) -> Actor:
+        """Return a policy that takes observations of the environment; it changes no statistics.
+
+        Args:
+            policy_id: id of the policy.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+        """
+        return Actor(
+            policy_id,
+            self.policy_map[policy_id],
+            self.preprocessors[policy_id],
+            self.sampling_filters[policy_id],
+            clip_actions=self.settings.config.clip_actions,
+        )
 
     # --- the worker itself ---
 
