@@ -38,7 +38,14 @@ from aiorl.env.base_env import (
     env_seeds,
     pass_settings,
 )
-from aiorl.env.checks import NestedCheck, as_reward, check_flags, check_rewards, raise_env_fault
+from aiorl.env.checks import (
+    NestedCheck,
+    ObservationCheck,
+    as_reward,
+    check_flags,
+    check_rewards,
+    raise_env_fault,
+)
 from aiorl.env.gym_like import (
     check_gym_like,
     check_seedable,
@@ -306,7 +313,6 @@ class Copies(VectorEnv):
             ``begin``.
         senders: if ``can_begin``, objects with a method ``send`` that begins a copy's step unless
             it is under way.
-        check: check of an observation that is a single array; else None.
         step_count: number of steps taken.
         started_at: [N] value of ``step_count`` when the copy's episode began.
         games: the copies' counters of real games; None unless all have one.
@@ -347,13 +353,17 @@ class Copies(VectorEnv):
         if seed is not None:
             self.seed(seed)
         self.nested = NestedCheck(env_id, self.observation_space)
-        self.check = self.nested.leaf
         self.results = StepResults(len(envs))
         self.step_count = 0
         self.started_at = np.zeros(len(envs), np.int64)
         self.games = game_counters(envs)
         self._steps = [env.step for env in envs]
         self._changes: dict[int, SettingsChange] = {}
+
+    @property
+    def check(self) -> ObservationCheck | None:
+        """Check of an observation that is a single array; else None."""
+        return self.nested.leaf
 
     def seed(self, seed: int) -> None:
         """Seed the copies as in the constructor; call it before their next episodes."""
