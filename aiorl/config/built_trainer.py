@@ -103,6 +103,9 @@ class BuiltTrainer(Protocol):
     def remove_policy(self, policy_id: str) -> None:
         """Remove a policy that does not learn."""
 
+    def set_env_config(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of the environments, each before its next episode."""
+
     def save(self, directory: str | Path | None = None) -> str:
         """Write a checkpoint, and return its path."""
 

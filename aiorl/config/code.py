@@ -20,6 +20,7 @@ Reading a config runs no code; a run imports the code that its config names.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import enum
 import functools
@@ -255,6 +256,36 @@ def main_module_name() -> str | None:
         if os.path.samefile(importable.origin, str(file)):
             return name
     return None
+
+
+def is_below_guard() -> bool:
+    """Return True if the main script runs its part below ``if __name__ == "__main__":``, which other
+    processes leave out when they import it.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        is_of_script = frame.f_globals.get("__name__") == "__main__"
+        if is_of_script and frame.f_code.co_name == "<module>":
+            return any(
+                frame.f_lineno in lines for lines in _guarded_lines(frame.f_code.co_filename)
+            )
+    return False
+
+
+def _guarded_lines(file: str) -> list[range]:
+    """Return the lines of a script that only the main script runs; none if it can't be read."""
+    try:
+        with open(file, encoding="utf-8") as script:
+            tree = ast.parse(script.read())
+    except (OSError, SyntaxError, ValueError):  # a notebook's cell, for example
+        return []
+    guards = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    ]
+    return [range(node.lineno, (node.body[-1].end_lineno or node.lineno) + 1) for node in guards]
 
 
 def import_module(name: str) -> ModuleType:

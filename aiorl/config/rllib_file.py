@@ -150,12 +150,12 @@ def attribute_hint(of: str, name: str) -> str:
     """Return the replacement for an attribute that another library has, or "".
 
     Args:
-        of: aiorl, config, trainer or workers.
+        of: aiorl, config, trainer, workers or result.
         name: name of the attribute.
     """
     if name.startswith("_"):
         return ""
-    hints = (names[of].get(name, "") for names in other_names()["python"].values())
+    hints = (names.get(of, {}).get(name, "") for names in other_names()["python"].values())
     return next(filter(None, hints), "")
 
 

@@ -132,6 +132,8 @@ class ModelConfig(WorkerModelConfig):
     """Give each image in a Dict or Tuple convolutions of its own, like those of a lone image;
     fcnet_hiddens follow, over the features of all images and the other parts. False flattens
     images. Without effect on custom models."""
+    vf_hiddens: tuple[PositiveInt, ...] | None = _model(None, max_length=1000)
+    """Widths of the value function's hidden layers; null uses fcnet_hiddens."""
     vf_share_layers: bool = _model(False)
     """Share the hidden layers between policy and value function."""
     use_lstm: bool = _model(False)
@@ -151,11 +153,16 @@ class ModelConfig(WorkerModelConfig):
     custom_model: Code | None = _model(None)
     """Function or class (package.module:Name) of (obs_shape, num_outputs, model_config) that
     returns a Keras model. Its outputs are the inputs of the action distribution, alone or with
-    values; for replay algorithms, features of any width that replace the hidden layers."""
+    values; with custom_features and for replay algorithms, features of any width that replace the
+    hidden layers."""
     custom_state: tuple[tuple[PositiveInt, ...], ...] = _model((), max_length=64)
     """Shape of each component of the recurrent state of custom_model, such as [[64]]. The model then
     takes [observations, *state] and returns its outputs followed by the next state. Empty: it has
     no memory."""
+    custom_features: bool = _model(False)
+    """The custom model returns features, on which a recurrent cell, the heads, free_log_std and
+    use_sde are built. Policy and value function have a model each, unless vf_share_layers is
+    set. Replay algorithms always do so."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -209,6 +216,21 @@ class ModelConfig(WorkerModelConfig):
                 value=self.lstm_use_prev_action_reward,
                 hint="Set model.use_lstm or model.use_gru.",
             )
+        if self.vf_hiddens is not None and self.vf_share_layers:
+            raise ConfigError(
+                "model.vf_hiddens are layers of the value function alone, but model.vf_share_layers"
+                " gives it those of the policy.",
+                key="model.vf_hiddens",
+                value=self.vf_hiddens,
+                hint="Leave out one of the two.",
+            )
+        if self.custom_features and not self.custom_model:
+            raise ConfigError(
+                "model.custom_features says what a custom model returns, and there is none.",
+                key="model.custom_features",
+                value=True,
+                hint="Set model.custom_model, or leave it out.",
+            )
         if self.initial_log_std and not self.free_log_std:
             raise ConfigError(
                 "model.initial_log_std is for deviations that are free weights.",
@@ -216,6 +238,36 @@ class ModelConfig(WorkerModelConfig):
                 value=self.initial_log_std,
                 hint="Set model.free_log_std.",
             )
+
+    def check_outputs(self, *, use_sde: bool) -> None:
+        """Refuse settings that need features if a custom model returns outputs.
+
+        Args:
+            use_sde: True if exploration depends on the state.
+
+        Raises:
+            ConfigError: a value must change; the error names its key.
+        """
+        if self.custom_model is None or self.custom_features:
+            return
+        built = {
+            "use_sde": use_sde,
+            "model.use_lstm": self.use_lstm,
+            "model.use_gru": self.use_gru,
+            "model.free_log_std": self.free_log_std,
+        }
+        for name, is_set in built.items():
+            if is_set:
+                raise ConfigError(
+                    f"{name} is built on features, but the model of model.custom_model computes the"
+                    " outputs itself.",
+                    key=name,
+                    value=True,
+                    hint=(
+                        "Let the custom model return its last hidden layer and set"
+                        f" model.custom_features: true, or leave out {name} or model.custom_model."
+                    ),
+                )
 
 
 class SDESettings(NamedTuple):
@@ -311,6 +363,10 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
     log_max_bytes: int = _run(64 * 2**20, unit="bytes", ge=2**16, place=False)
     """Size at which log.txt and each logs/worker-N.txt start again; the previous part is kept in
     NAME.1."""
+
+    env_config_fn: Code | None = _run(None, place=False)
+    """Function (package.module:Name) of each iteration's result that returns keys of env_config to
+    change, or None: a curriculum. Environments take them before their next episodes."""
 
     # Learning
     gamma: float = _learning(0.99, ge=0, le=1)
@@ -784,6 +840,17 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
         dialable(self.bind, self.advertise)
 
     def _check_combinations(self) -> None:
+        if self.trains_on_what_comes:  # replay algorithms always build on features
+            model = self.model
+            model.check_outputs(use_sde=self.state_dependent_noise is not None)
+            if model.custom_state and model.custom_features and not model.vf_share_layers:
+                raise ConfigError(
+                    "model.custom_state is one memory, but with model.custom_features policy and"
+                    " value function have a model each.",
+                    key="model.custom_state",
+                    value=model.custom_state,
+                    hint="Set model.vf_share_layers, or leave out model.custom_features.",
+                )
         if self.exploration is not None and self.state_dependent_noise is not None:
             raise ConfigError(
                 "exploration replaces use_sde, which is another way to explore.",

@@ -102,13 +102,11 @@ class SDEKeys(KeyTable):
                 value=self.use_sde,
                 hint="Leave it out.",
             )
-        for name in ("free_log_std", "custom_model"):
-            value = getattr(self.model, name)
-            if value:
-                raise ConfigError(
-                    "use_sde needs the features of a built-in network and can't be combined with"
-                    f" model.{name}.",
-                    key=f"model.{name}",
-                    value=value,
-                    hint=f"Leave out use_sde or model.{name}.",
-                )
+        if self.model.free_log_std:
+            raise ConfigError(
+                "use_sde computes the deviations of actions from features, and model.free_log_std"
+                " makes them weights.",
+                key="model.free_log_std",
+                value=True,
+                hint="Leave out use_sde or model.free_log_std.",
+            )

@@ -19,7 +19,7 @@ in one of two ways, and a ``VectorStep`` shows which one:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -156,6 +156,42 @@ def as_poll(result: Any) -> Poll:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """New settings for the environments of a worker, which each gets before its next episode.
+
+    Attributes:
+        config: all of their settings, in the form that their creator gets.
+        make: makes a copy with these settings, given its index.
+        seed: seed of the copies that are made; None leaves them unseeded.
+    """
+
+    config: Mapping[str, Any]
+    make: Callable[[int], Any]
+    seed: int | None
+
+
+def pass_settings(holder: Any, change: SettingsChange) -> None:
+    """Pass new settings to an object that holds several environments.
+
+    Raises:
+        ConfigError: its class has no method for them.
+    """
+    if not has_settings_method(holder):
+        raise ConfigError(
+            f"settings of environments can't change while they run: {type(holder).__name__} holds"
+            " several environments and has no method set_env_config.",
+            key="env_config",
+            hint="Give it a method set_env_config(config), or begin another run.",
+        )
+    holder.set_env_config(change.config)
+
+
+def has_settings_method(env: Any) -> bool:
+    """Return True if an object takes new settings by a method ``set_env_config``."""
+    return callable(getattr(env, "set_env_config", None))
+
+
 class BaseEnv(ABC):
     """Group of environments, each with one or more agents, that report when they are ready.
 
@@ -226,6 +262,20 @@ class BaseEnv(ABC):
             ConfigError: the environments cannot have this horizon.
         """
         return None
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """Give the environments other settings, each before its next episode; called between two
+        steps.
+
+        A subclass of yours gets them by a method ``set_env_config(config)``.
+
+        Args:
+            change: the settings.
+
+        Raises:
+            ConfigError: it has none.
+        """
+        pass_settings(self, change)
 
     def get_unwrapped(self) -> Sequence[Any]:
         """Return the environment objects behind this one, including their wrappers; may be

@@ -22,6 +22,7 @@ from aiorl.errors import (
     BadObservationError,
     BadRewardError,
     BatchError,
+    ConfigError,
     EnvContractError,
     EnvError,
     SamplerDied,
@@ -432,8 +433,9 @@ def raise_env_fault(
     Raises:
         EnvError: always, unless the sampler must end; an EnvError is raised unchanged.
         SamplerDied: the given error is one; it is raised unchanged.
+        ConfigError: likewise.
     """
-    if isinstance(error, EnvError | SamplerDied):
+    if isinstance(error, EnvError | SamplerDied | ConfigError):
         raise error
     raise EnvError(
         env_id,

@@ -11,15 +11,16 @@ import dataclasses
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from aiorl.config.code import check_objects
 from aiorl.env.atari import AtariCopies, why_not_atari_vector
-from aiorl.env.base_env import BaseEnv, LockstepEnv, checked_horizon
+from aiorl.env.base_env import BaseEnv, LockstepEnv, SettingsChange, checked_horizon
 from aiorl.env.gym_like import close_env, innermost
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.native_vector_env import NativeVectorEnv
@@ -41,6 +42,8 @@ class EnvMaker:
         env_id: their name, for messages.
         context: context of environment 0.
         is_deepmind: True if environment 0 got the DeepMind wrappers; known once it is made.
+        first: environment 0, or the one object that holds all copies; None until a worker has set
+            it, and another one when environment 0 is made again.
     """
 
     def __init__(self, plan: EnvPlan) -> None:
@@ -50,19 +53,47 @@ class EnvMaker:
             UnknownEnvError: the name is unknown, or the object cannot be called.
             ConfigError: an argument is the name of an object that is gone.
         """
-        check_objects(plan.env_config, "env_config")
-        self.plan = plan
         self.creator = resolve_env(plan.env)
         self.env_id = self.creator.env_id
-        config = plan.wrapping.env_config(self.creator, plan.env_config)
-        is_remote = plan.vectorize == "remote"
+        self.is_deepmind = False
+        self.first: Any = None
+        self._num_changes = 0
+        self._set_plan(plan)
+
+    def _set_plan(self, plan: EnvPlan) -> None:
+        check_objects(plan.env_config, "env_config")
+        self.plan = plan
         self.context = EnvContext(
-            config,
+            plan.wrapping.env_config(self.creator, plan.env_config),
             plan.worker_index,
-            remote=is_remote,
+            remote=plan.vectorize == "remote",
             num_envs=plan.num_envs,
         )
-        self.is_deepmind = False
+
+    def change_settings(self, base_env: BaseEnv, env_config: Mapping[str, Any]) -> None:
+        """Give environments made here other settings, each before its next episode.
+
+        Args:
+            base_env: result of `to_base_env`.
+            env_config: all of their own settings.
+
+        Raises:
+            ConfigError: an argument is the name of an object that is gone, or environments of this
+                kind can't change.
+        """
+        self._set_plan(dataclasses.replace(self.plan, env_config=env_config))
+        self._num_changes += 1
+        seed = self.plan.seed
+        if seed is not None:  # an environment that is made again must not play its first episodes
+            entropy = np.random.SeedSequence((seed, self._num_changes))
+            seed = int(entropy.generate_state(1)[0] >> 1)
+        base_env.change_settings(SettingsChange(self.context, self._make_again, seed))
+
+    def _make_again(self, index: int) -> Any:
+        env = adopted(self._make_copy(index))
+        if index == 0:
+            self.first = env
+        return env
 
     def make_first(self) -> Any:
         """Make environment 0 with its wrappers, or the one object that holds all copies.

@@ -23,7 +23,15 @@ from gymnasium import spaces
 from aiorl.data.actions import ActionLayout
 from aiorl.data.columns import DEFAULT_AGENT_ID
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.env.base_env import ALL_AGENTS, MAX_GONE_AGENTS, BaseEnv, ByAgent, Poll
+from aiorl.env.base_env import (
+    ALL_AGENTS,
+    MAX_GONE_AGENTS,
+    BaseEnv,
+    ByAgent,
+    Poll,
+    SettingsChange,
+    pass_settings,
+)
 from aiorl.env.checks import NestedCheck, action_fault, as_rewards
 from aiorl.env.gym_like import copied
 from aiorl.errors import (
@@ -542,6 +550,10 @@ class ExternalBaseEnv(BaseEnv):
         self.observation_space = env.observation_space
         self.action_space = env.action_space
         env.start()
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """See `BaseEnv.change_settings`."""
+        pass_settings(self.env, change)
 
     def poll(self) -> Poll:
         """Wait for a publication and return one of each episode that has any.

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from aiorl.data.gym_spaces import gymnasium_space, is_of_gym
-from aiorl.env.base_env import FinishedGame
+from aiorl.env.base_env import FinishedGame, SettingsChange, has_settings_method
 from aiorl.errors import ConfigError, UnsupportedEnvError
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ def check_seedable(env: Any, env_id: str) -> None:
             f"a seed is set, but environment {env_id!r} ({type(seeded).__name__}) cannot be seeded:"
             " its reset takes no seed, and it has no method 'seed' of its own.",
             key="seed",
+            hint="Leave seed out, or let reset take it: reset(self, *, seed=None, options=None).",
         )
 
 
@@ -156,6 +157,45 @@ def close_env(env: Any) -> None:
     close = getattr(env, "close", None)
     if callable(close):
         close()
+
+
+def with_settings(env: Any, change: SettingsChange, index: int) -> Any:
+    """Return an environment with other settings: the same one if it, or the environment in its
+    wrappers, has a method ``set_env_config``; otherwise a new one, and the old one is closed.
+
+    Args:
+        env: a copy whose episode has ended.
+        change: the settings.
+        index: index of the copy.
+
+    Raises:
+        ConfigError: its spaces or its limit of steps have changed, which a run relies on.
+        Exception: code of the environment raised it.
+    """
+    before = _fixed_facts(env)
+    taker = next((layer for layer in layers_of(env) if has_settings_method(layer)), None)
+    if taker is not None:
+        taker.set_env_config(copied(change.config))
+    else:
+        close_env(env)
+        env = change.make(index)
+    for name, value in _fixed_facts(env).items():
+        if value != before[name]:
+            raise ConfigError(
+                f"other settings of the environment changed its {name} from {before[name]} to"
+                f" {value}.",
+                key="env_config",
+                hint="Networks and fragments are made for it: begin another run instead.",
+            )
+    return env
+
+
+def _fixed_facts(env: Any) -> dict[str, Any]:
+    """Return the properties of an environment that can't change during a run, by name."""
+    names = ("observation_space", "action_space", "observation_spaces", "action_spaces")
+    facts = {name: gymnasium_space(getattr(env, name, None)) for name in names}
+    facts["limit of steps"] = episode_limit(env)
+    return facts
 
 
 def close_all(envs: Sequence[Any]) -> None:

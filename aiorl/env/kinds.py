@@ -173,6 +173,8 @@ class EnvFacts:
         observation_spaces: spaces by agent id if they are known; else None.
         action_spaces: likewise.
         is_seedable: True if it takes a seed; False also if this has not been checked.
+        settings_obstacle: reason why its settings can't change during a run; "" also if this has
+            not been checked.
         odd_spaces: name of an attribute -> its value, for those of ``observation_space`` and
             ``action_space`` that have a value which is no space.
     """
@@ -183,6 +185,7 @@ class EnvFacts:
     observation_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     action_spaces: Mapping[Any, spaces.Space[Any]] | None = None
     is_seedable: bool = False
+    settings_obstacle: str = ""
     odd_spaces: Mapping[str, Any] = field(default_factory=dict)
 
     def declared(self, name: str) -> Any:

@@ -9,9 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiorl.data.gym_spaces import gymnasium_space
-from aiorl.env.base_env import ALL_AGENTS, ByAgent, Poll, SteppedBaseEnv, already_ended, env_seeds
+from aiorl.env.base_env import (
+    ALL_AGENTS,
+    SEED_STRIDE,
+    ByAgent,
+    Poll,
+    SettingsChange,
+    SteppedBaseEnv,
+    already_ended,
+    env_seeds,
+)
 from aiorl.env.checks import as_rewards, check_flags, raise_env_fault
-from aiorl.env.gym_like import check_seedable, close_all, is_pair, seed_env
+from aiorl.env.gym_like import check_seedable, close_all, is_pair, seed_env, with_settings
 from aiorl.errors import EnvContractError
 
 AgentDict = dict[Any, Any]
@@ -74,7 +83,12 @@ class MultiAgentEnv(ABC):
 
 
 class MultiAgentCopy:
-    """Copy of a MultiAgentEnv, with checks of the rules for its results."""
+    """Copy of a MultiAgentEnv, with checks of the rules for its results.
+
+    Attributes:
+        env: the environment.
+        change: other settings for it, from its next episode on; None for none.
+    """
 
     def __init__(self, env: Any, env_id: str, index: int = 0, seed: int | None = None) -> None:
         """Take over a copy.
@@ -91,6 +105,7 @@ class MultiAgentCopy:
         if seed is not None:
             check_seedable(env, env_id)
         self.env = env
+        self.change: SettingsChange | None = None
         self._env_id = env_id
         self._index = index
         self._seed = seed
@@ -106,6 +121,7 @@ class MultiAgentCopy:
         self._step = 0
         self._is_over = False
         try:
+            self._take_settings()
             result = self.env.reset(**seed_env(self.env, self._seed))
         except Exception as error:
             raise_env_fault(self._env_id, "reset", error, index=self._index, step=0)
@@ -116,6 +132,16 @@ class MultiAgentCopy:
                 f"reset returned {type(obs).__name__}, expected observations by agent"
             )
         return dict(obs)
+
+    def _take_settings(self) -> None:
+        change = self.change
+        self.change = None
+        if change is None:
+            return
+        before = self.env
+        self.env = with_settings(before, change, self._index)
+        if self.env is not before and change.seed is not None:
+            self._seed = change.seed + SEED_STRIDE * self._index
 
     def step(self, actions: ByAgent) -> AgentResults:
         """Step once, see MultiAgentEnv. Samplers check the observations and their agents.
@@ -226,6 +252,11 @@ class MultiAgentBaseEnv(SteppedBaseEnv):
         """Reset one environment immediately."""
         copy: MultiAgentCopy = self._copies[env_id]
         return copy.reset()
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """See `BaseEnv.change_settings`."""
+        for copy in self._copies:
+            copy.change = change
 
     def get_unwrapped(self) -> Sequence[Any]:
         """Return the copies."""

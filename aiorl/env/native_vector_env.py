@@ -27,10 +27,12 @@ from aiorl.env.base_env import (
     FinishedGame,
     LockstepEnv,
     MultiEnvDict,
+    SettingsChange,
     SteppedBaseEnv,
     VectorStep,
     add_step,
     opening_poll,
+    pass_settings,
 )
 from aiorl.env.checks import ObservationCheck, check_rewards, hint_for_vector, raise_env_fault
 from aiorl.errors import EnvError, UnsupportedEnvError
@@ -348,6 +350,10 @@ class LockstepBaseEnv(SteppedBaseEnv):
         self._actions: Array = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
         self._first_obs: dict[int, Any] = {}
         self._resetting: set[int] = set()
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """See `BaseEnv.change_settings`."""
+        pass_settings(self.lockstep_env, change)
 
     def _reset_all(self) -> MultiEnvDict:
         return {

@@ -37,6 +37,7 @@ from aiorl.config.code import (
     import_for,
     import_object,
     import_path_of,
+    is_below_guard,
     is_local,
     main_module_name,
     named,
@@ -61,6 +62,8 @@ _FOUND = 10
 """Exit status of the process in `_who_registers` if Gymnasium has the id, one more if the module
 has; Python's own statuses are lower."""
 registered_creators: dict[str, Callable[[EnvContext], Any]] = {}
+_only_here: set[str] = set()
+"""Names that the main script has registered in a part that other processes leave out."""
 
 
 class EnvContext(dict[str, Any]):
@@ -181,6 +184,9 @@ def register_env(name: str, creator: Callable[[EnvContext], Any]) -> None:
             value=name,
         )
     registered_creators[name] = creator
+    _only_here.discard(name)
+    if is_below_guard():
+        _only_here.add(name)
 
 
 def name_elsewhere(env: EnvSource) -> str:
@@ -200,6 +206,17 @@ def name_elsewhere(env: EnvSource) -> str:
         path = import_path_of(creator)
         if path is not None:
             return path
+        if name in _only_here:
+            raise ConfigError(
+                f"environment {name!r} is registered below if __name__ == '__main__':, which other"
+                " processes, such as workers, leave out when they import this script.",
+                key="env",
+                value=name,
+                hint=(
+                    "Register it above that line, or name a function that is defined above it:"
+                    " env=make_env."
+                ),
+            )
         if "<locals>" not in getattr(creator, "__qualname__", "<locals>"):
             module = creator.__module__
     elif name in gymnasium.registry and not is_atari_id(name):

@@ -3,7 +3,8 @@ aiorl.env.remote_child``.
 
 Frames on a socket pair, both ways: kind (1 byte), length (4 bytes), payload. Settings, READY and
 errors are JSON; ``nested_codec`` packs the rest. A RESET contains the seed to begin with, or None.
-A STEP contains the actions by agent. A RESULT contains observations, rewards, terminateds,
+A STEP contains the actions by agent. SETTINGS are other
+settings for the next episodes, and have no answer. A RESULT contains observations, rewards, terminateds,
 truncateds, packed infos, finished games and the number of dropped infos. The process ends with its
 parent, for which it has a second pipe whose other end the parent holds: a thread waits for its end,
 and the kernel kills an environment that is stuck.
@@ -24,7 +25,7 @@ from typing import Any
 
 from aiorl.data.nested_codec import pack, pack_infos, unpack
 from aiorl.data.spaces import space_to_dict
-from aiorl.env.base_env import opening_poll
+from aiorl.env.base_env import SettingsChange, opening_poll
 from aiorl.env.gym_like import episode_limit
 from aiorl.env.kinds import check_can_be_remote, kind_of
 from aiorl.env.registry import EnvContext, resolve_env
@@ -37,6 +38,7 @@ SETUP = b"u"
 READY = b"y"
 RESET = b"r"
 STEP = b"s"
+SETTINGS = b"c"
 RESULT = b"o"
 ERROR = b"e"
 HEAD = struct.Struct("<cI")
@@ -106,7 +108,11 @@ def _serve(connection: socket.socket) -> None:
     wrapping = Wrapping(**settings["wrapping"])
     config = wrapping.env_config(creator, settings["env_config"])
     context = EnvContext(config, settings["worker_index"], settings["vector_index"], remote=True)
-    copy = wrapping.wrap(creator(context), context)
+
+    def make(index: int) -> Any:
+        return wrapping.wrap(creator(context.copy_with_overrides()), context)
+
+    copy = make(0)
     check_can_be_remote(copy, creator.env_id)
     kind_of_env = kind_of(copy, creator.env_id)
     env = kind_of_env.to_base_env([copy], creator.env_id, settings["seed"])
@@ -123,6 +129,10 @@ def _serve(connection: socket.socket) -> None:
         while True:
             kind, payload = receive_frame(connection)
             seed_or_actions = unpack(payload)
+            if kind == SETTINGS:
+                context = context.copy_with_overrides(seed_or_actions["config"])
+                env.change_settings(SettingsChange(context, make, seed_or_actions["seed"]))
+                continue
             if kind == STEP:
                 env.send_actions({0: seed_or_actions})
             elif seed_or_actions is not None:

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +37,7 @@ from aiorl.env.base_env import (
     FinishedGame,
     LockstepEnv,
     Poll,
+    SettingsChange,
 )
 from aiorl.env.gym_like import ResetResult
 from aiorl.env.registry import name_elsewhere
@@ -161,6 +162,10 @@ class RemoteEnv(BaseEnv):
         if not self._has_one_agent:
             return None
         return _RemoteCopies(self, self.processes.copies).in_lockstep(horizon)
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """See `BaseEnv.change_settings`."""
+        self.processes.change_settings(change)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See `BaseEnv.take_finished_games`."""
@@ -325,6 +330,19 @@ class ChildProcesses:
             copy.is_busy = False
         return ready
 
+    def change_settings(self, change: SettingsChange) -> None:
+        """Send other settings to the environments, also to those that are started later.
+
+        Raises:
+            ConfigError: a setting is an object, which can't be sent.
+        """
+        refuse_objects(change.config, "env_config")
+        self._plan = replace(self._plan, env_config=dict(change.config))
+        config = without_objects(dict(change.config), has_members=False)
+        for copy in self.copies:
+            seed = None if change.seed is None else change.seed + SEED_STRIDE * copy.index
+            copy.send(wire.SETTINGS, pack({"config": config, "seed": seed}))
+
     def _start(self, index: int) -> ChildProcess:
         plan = self._plan
         refuse_objects(plan.env_config, "env_config")
@@ -477,9 +495,12 @@ class ChildProcess:
         self.send(wire.SETUP, payload)
 
     def send(self, kind: bytes, payload: bytes) -> None:
-        """Send one frame, which requires an answer; ``receive`` reports a child that is gone."""
-        self.is_busy = True
-        self.answer_due = time.monotonic() + self._timeout_s
+        """Send one frame; ``receive`` reports a child that is gone. All but SETTINGS require an
+        answer.
+        """
+        if kind != wire.SETTINGS:
+            self.is_busy = True
+            self.answer_due = time.monotonic() + self._timeout_s
         if kind == wire.RESET:
             self.steps = 0
         elif kind == wire.STEP:

@@ -24,18 +24,28 @@ from aiorl.data.columns import DEFAULT_AGENT_ID, Array, Bools
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ALL_AGENTS,
+    SEED_STRIDE,
     ByAgent,
     FinishedGame,
     LockstepEnv,
     MultiEnvDict,
     Poll,
+    SettingsChange,
     SteppedBaseEnv,
     TrainingDisabled,
     VectorStep,
     already_ended,
     env_seeds,
+    pass_settings,
 )
-from aiorl.env.checks import NestedCheck, as_reward, check_flags, check_rewards, raise_env_fault
+from aiorl.env.checks import (
+    NestedCheck,
+    ObservationCheck,
+    as_reward,
+    check_flags,
+    check_rewards,
+    raise_env_fault,
+)
 from aiorl.env.gym_like import (
     check_gym_like,
     check_seedable,
@@ -49,6 +59,7 @@ from aiorl.env.gym_like import (
     reset_env,
     seed_env,
     to_five_values,
+    with_settings,
 )
 from aiorl.errors import EnvContractError, UnsupportedEnvError
 from aiorl.process.log_once import report
@@ -132,7 +143,10 @@ class VectorBaseEnv(SteppedBaseEnv):
         self._env_id = getattr(vector_env, "env_id", env_id)
         self._closed = False
         self._ended: set[int] = set()
-        self._games = game_counters(vector_env.get_unwrapped())
+        if isinstance(vector_env, Copies):
+            self._games = vector_env.games
+        else:
+            self._games = game_counters(vector_env.get_unwrapped())
 
     def _reset_all(self) -> MultiEnvDict:
         obs = self._guarded("vector_reset", self.vector_env.vector_reset)
@@ -196,6 +210,13 @@ class VectorBaseEnv(SteppedBaseEnv):
     def in_lockstep(self, horizon: int | None = None) -> LockstepEnv | None:
         """See `BaseEnv.in_lockstep`."""
         return self.vector_env.in_lockstep(horizon)
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """See `BaseEnv.change_settings`."""
+        if isinstance(self.vector_env, Copies):
+            self.vector_env.change_settings(change)
+        else:
+            pass_settings(self.vector_env, change)
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See `BaseEnv.take_finished_games`."""
@@ -292,9 +313,9 @@ class Copies(VectorEnv):
             ``begin``.
         senders: if ``can_begin``, objects with a method ``send`` that begins a copy's step unless
             it is under way.
-        check: check of an observation that is a single array; else None.
         step_count: number of steps taken.
         started_at: [N] value of ``step_count`` when the copy's episode began.
+        games: the copies' counters of real games; None unless all have one.
     """
 
     can_begin: bool = False
@@ -332,16 +353,39 @@ class Copies(VectorEnv):
         if seed is not None:
             self.seed(seed)
         self.nested = NestedCheck(env_id, self.observation_space)
-        self.check = self.nested.leaf
         self.results = StepResults(len(envs))
         self.step_count = 0
         self.started_at = np.zeros(len(envs), np.int64)
+        self.games = game_counters(envs)
         self._steps = [env.step for env in envs]
-        self._games = game_counters(envs)
+        self._changes: dict[int, SettingsChange] = {}
+
+    @property
+    def check(self) -> ObservationCheck | None:
+        """Check of an observation that is a single array; else None."""
+        return self.nested.leaf
 
     def seed(self, seed: int) -> None:
         """Seed the copies as in the constructor; call it before their next episodes."""
         self.seeds = list(env_seeds(seed, self.num_envs))
+
+    def change_settings(self, change: SettingsChange) -> None:
+        """Give each copy other settings before its next episode."""
+        self._changes = dict.fromkeys(range(self.num_envs), change)
+
+    def _take_settings(self, index: int) -> None:
+        """Give a copy the settings that wait for it; a new one takes its place if necessary."""
+        change = self._changes.pop(index)
+        env = with_settings(self.envs[index], change, index)
+        if env is self.envs[index]:
+            return
+        check_gym_like(env, self.env_id)
+        self.envs[index] = env
+        self._steps[index] = env.step
+        if change.seed is not None:
+            self.seeds[index] = change.seed + SEED_STRIDE * index
+        if self.games is not None:
+            self.games[:] = game_counters(self.envs) or []
 
     def new_rows(self) -> Any:
         """Return storage for an observation of each copy: an array, or a list if observations are
@@ -359,8 +403,10 @@ class Copies(VectorEnv):
             EnvError: the environment raised, or its observation does not fit its space.
         """
         self.started_at[index] = self.step_count
-        env = self.envs[index]
         try:
+            if index in self._changes:
+                self._take_settings(index)
+            env = self.envs[index]
             obs, _ = reset_env(env, seed_env(env, self.seeds[index]))
             obs = self.nested.coerce(obs, index, 0)
         except Exception as error:
@@ -466,7 +512,7 @@ class Copies(VectorEnv):
 
     def take_finished_games(self) -> list[FinishedGame] | None:
         """See `BaseEnv.take_finished_games`."""
-        return finished_games(self._games)
+        return finished_games(self.games)
 
     def get_unwrapped(self) -> Sequence[Any]:
         """Return the copies, including their wrappers."""

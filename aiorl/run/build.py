@@ -53,6 +53,7 @@ from aiorl.learning.learner import Learner
 from aiorl.learning.tf_runtime import configure_tensorflow, import_tensorflow
 from aiorl.process.imports import require_packages
 from aiorl.run.added_policy import PolicyChanges
+from aiorl.run.env_changes import EnvChanges, curriculum_function, obstacle_to_changes
 from aiorl.run.joint_policies import joint_policies
 from aiorl.run.policy_group import PolicyGroup
 from aiorl.run.policy_plan import (
@@ -84,12 +85,14 @@ class LearningPlan:
         callbacks: class of the learner's callbacks, or None.
         begins_with: checkpoint of another run that supplies the first weights and filter
             statistics, or None.
+        env_changes: changes of the environment's settings, none yet.
     """
 
     config: CommonConfig
     policies: dict[str, PlannedPolicy]
     callbacks: type[DefaultCallbacks] | None
     begins_with: Checkpoint | None
+    env_changes: EnvChanges
 
 
 def plan_learning(config: CommonConfig) -> LearningPlan:
@@ -113,6 +116,10 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         config = _with_former_keys_of(begins_with, config)
     check_loggers(config.loggers)
     facts = look_at_env(config)
+    env_changes = EnvChanges(obstacle=facts.settings_obstacle, has_processes=not config.is_alone)
+    if config.env_config_fn is not None:
+        env_changes.function = curriculum_function(config.env_config_fn)
+        env_changes.check_possible("env_config_fn")
     config = with_policies_named(_for_env(config, facts), facts)
     policies = plan_policies(config, facts)
     if any(policy.is_of_other_algorithm(config) for policy in policies.values()):
@@ -124,6 +131,7 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         policies=policies,
         callbacks=callbacks_class(config.callbacks),
         begins_with=begins_with,
+        env_changes=env_changes,
     )
 
 
@@ -190,10 +198,14 @@ def look_at_env(config: CommonConfig) -> EnvFacts:
         try:
             check_seedable(env, maker.env_id)
         except ConfigError:
-            if config.seed is not None and facts.kind.is_seeded_whole:
+            if config.seed is not None:
                 raise
             is_seedable = False
-        return dataclasses.replace(facts, is_seedable=is_seedable)
+        return dataclasses.replace(
+            facts,
+            is_seedable=is_seedable,
+            settings_obstacle=obstacle_to_changes(plan, config.vectorize, env, facts.kind),
+        )
     finally:
         _close(env, maker.env_id)
 
@@ -282,6 +294,7 @@ class Learning:
         is_fresh: True if the policies begin with weights drawn at random.
         agents: policy id -> agents that the environment names and that are known to act with it.
         changes: policies that join or leave during the run.
+        env_changes: settings of environments that change during the run.
     """
 
     group: PolicyGroup
@@ -295,6 +308,7 @@ class Learning:
     is_fresh: bool = True
     agents: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     changes: PolicyChanges = field(default_factory=PolicyChanges)
+    env_changes: EnvChanges = field(default_factory=EnvChanges)
 
 
 def build_learning(
@@ -380,6 +394,7 @@ def build_learning(
         callbacks=callbacks,
         begins_with=plan.begins_with,
         agents={policy_id: policy.agents for policy_id, policy in planned.items()},
+        env_changes=plan.env_changes,
     )
 
 

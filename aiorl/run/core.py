@@ -462,11 +462,15 @@ class Publisher:
     Attributes:
         version: version of the newest snapshot, -1 before the first.
         filters: policy id -> the merged filter of its observations.
+        env_config: settings of the environments; empty if they have not changed.
+        env_changes: number of their changes.
     """
 
     def __init__(self, filters: Mapping[str, ObservationFilter]) -> None:
         """Set the filters that deltas are merged into."""
         self.version = -1
+        self.env_config: Mapping[str, Any] = {}
+        self.env_changes = 0
         self.filters = dict(filters)
         self._policy_ids: frozenset[str] = frozenset()
         self._has_new_policies = False
@@ -557,6 +561,8 @@ class Publisher:
             global_vars=dict(global_vars),
             since=-1 if is_whole else self.version - 1,
             policies=policies,
+            env_config=self.env_config,
+            env_changes=self.env_changes,
         )
 
 

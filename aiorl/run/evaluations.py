@@ -97,6 +97,7 @@ class Evaluations(Observer):
         self._running: asyncio.Task[None] | None = None
         self._finished: dict[str, Any] | None = None
         self._newest: int | None = None  # the iteration evaluated last
+        self._env_changes: Mapping[str, Any] = {}  # that it played with
         self.hurry = asyncio.Event()
         self.is_owed = False
 
@@ -176,6 +177,7 @@ class Evaluations(Observer):
             )
         try:
             shutil.rmtree(self._directory, ignore_errors=True)
+            self._env_changes = dict(training.learning.env_changes.made)
             path = await training.saver.save_last(self._directory, with_experience=False)
             play = None if self.is_beside else training.play
             self._conclude(path, await self._play(play, path, iteration), iteration)
@@ -336,7 +338,12 @@ class Evaluations(Observer):
 
     def _measure(self) -> dict[str, Any]:
         """Return the settings that decide what a score measures, as they come back from a file."""
-        return dict(json.loads(json.dumps(self._settings.measure, default=repr)))
+        measure = dict(self._settings.measure)
+        fixed = self._settings.changes.get("env_config", {})
+        changes = {name: value for name, value in self._env_changes.items() if name not in fixed}
+        if changes:
+            measure["env_config"] = {**measure["env_config"], **changes}
+        return dict(json.loads(json.dumps(measure, default=repr)))
 
 
 def _score(evaluation: Mapping[str, Any]) -> float:

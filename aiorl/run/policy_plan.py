@@ -12,7 +12,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from aiorl.acting.distributions import make_distribution
+from aiorl.acting.distributions import DiagGaussian, make_distribution
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, mapping_by_table, mapping_parameters
 from aiorl.acting.preprocessors import Preprocessor, make_preprocessor
@@ -635,13 +635,25 @@ def _check_can_act(config: CommonConfig, action_space: spaces.Space[Any]) -> Non
             hint=f"These algorithms support these actions: {', '.join(alternatives)}.",
         )
     try:
-        make_distribution(action_space)
+        distribution = make_distribution(action_space)
     except UnsupportedSpaceError as error:
         error.hint = (
             "Wrap the environment in one with supported actions, or act with a Policy class of your"
             " own."
         )
         raise
+    noises = {
+        "use_sde": config.state_dependent_noise is not None,
+        "model.free_log_std": config.model.free_log_std,
+    }
+    for key, is_set in noises.items():
+        if is_set and not isinstance(distribution, DiagGaussian):
+            raise ConfigError(
+                f"{key} is for actions of a Box, not of {action_space}.",
+                key=key,
+                value=True,
+                hint="Leave it out.",
+            )
 
 
 def _space(

@@ -105,6 +105,10 @@ class TrainingView(Protocol):
         """Episodes and rates."""
 
     @property
+    def learning(self) -> Learning:
+        """Policies, algorithms and filters."""
+
+    @property
     def saver(self) -> Saving:
         """Writer of checkpoints."""
 

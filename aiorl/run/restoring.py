@@ -23,6 +23,7 @@ from aiorl.learning.algorithm import AlgorithmState
 from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.build import Learning, unusable_init_from
 from aiorl.run.counters import Counters
+from aiorl.run.env_changes import changes_made_in, with_changes
 from aiorl.run.policy_changes import repeat_changes
 from aiorl.run.report.results import Progress, Results
 
@@ -84,6 +85,7 @@ def take_up(checkpoint: Checkpoint, learning: Learning) -> None:
         CheckpointError: the checkpoint belongs to another run, or does not fit.
     """
     repeat_changes(checkpoint, learning)
+    _repeat_env_changes(checkpoint, learning)
     check_compatible(checkpoint, identity_of(learning))
     _check_returns(checkpoint, learning)
     _check_units(checkpoint, learning)
@@ -103,6 +105,15 @@ def take_up(checkpoint: Checkpoint, learning: Learning) -> None:
     _restore_experience(checkpoint, learning)
     learning.worker_part = learning.worker_part.model_copy(update={"life": checkpoint.number})
     _fix_timesteps(checkpoint, learning, learning.group.fixed.keys())
+
+
+def _repeat_env_changes(checkpoint: Checkpoint, learning: Learning) -> None:
+    """Give environments the settings that had changed in a checkpoint's run."""
+    made = changes_made_in(checkpoint)
+    learning.env_changes.made |= made
+    part = learning.worker_part
+    env_config = with_changes(part.env_config, made)
+    learning.worker_part = part.model_copy(update={"env_config": env_config})
 
 
 def begin_with(checkpoint: Checkpoint, learning: Learning) -> None:

@@ -151,6 +151,10 @@ class Run:
         """Remove a policy before the next update; see `AlgorithmTrainer.remove_policy`."""
         plan_removal(self._learning, policy_id)
 
+    def set_env_config(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of the environments; see `AlgorithmTrainer.set_env_config`."""
+        self._learning.env_changes.plan(changes)
+
     @property
     def _learning(self) -> Learning:
         assert self.training is not None, "callbacks are called while the run trains"
@@ -259,7 +263,7 @@ class Run:
     async def _take_results(self, training: Training) -> None:
         while (result := await training.train_iteration()) is not None:
             await training.after_iteration(result)
-            report(result, training.callbacks, self, self._files.write)
+            report(result, training.callbacks, self, self._files.write, training.take_result)
             self._result = result
             self._display.update(result, time.monotonic())
         # one may still run, of the last iteration

@@ -24,6 +24,7 @@ from aiorl.learning.replay.ring import Snapshot
 from aiorl.process.tasks import Tasks
 from aiorl.run.build import Learning
 from aiorl.run.core import LearnerCore
+from aiorl.run.env_changes import changed, made_changes
 from aiorl.run.policy_changes import changes_of
 from aiorl.run.ports import TrainingView
 from aiorl.run.restoring import RunState, identity_of
@@ -51,8 +52,11 @@ class _Policies:
     @classmethod
     def of(cls, settings: Mapping[str, Any], learning: Learning) -> Self:
         """Return the facts about the policies that a run has now."""
-        acting = ActingState.of(settings, learning.worker_part, learning.graphs, learning.spaces)
-        meta = {**identity_of(learning), **changes_of(learning)}
+        changes = learning.env_changes
+        acting = ActingState.of(
+            changed(settings, changes), learning.worker_part, learning.graphs, learning.spaces
+        )
+        meta = {**identity_of(learning), **changes_of(learning), **made_changes(changes)}
         return cls(meta, acting.to_tensors())
 
 
@@ -102,7 +106,7 @@ class Saver:
         self.newest = ""
 
     def policies_changed(self) -> None:
-        """Describe the policies again in later checkpoints; call `keep` next."""
+        """Describe the policies and environments again in later checkpoints; call `keep` next."""
         self._policies = _Policies.of(self._settings, self._learning)
 
     def keep(

@@ -262,6 +262,7 @@ class Training:
             BaseException: the error that training failed with, such as WorkerError.
         """
         await self.change_policies()
+        await self.change_env_config()
         if not self.core.is_granting:  # the caller's pause does not count
             self.results.leave_out_pause(time.monotonic())
             self.iteration.begin()
@@ -276,6 +277,7 @@ class Training:
             raise
         await self.source.finish_update()
         await self.change_policies()  # for the last checkpoint
+        await self.change_env_config()
         if not self.iteration.has_trained:
             return None
         return self.finish_iteration()
@@ -396,6 +398,39 @@ class Training:
         self.source.change_policies(snapshot.policies, snapshot.weights, learning.filters)
         self.saver.policies_changed()
         self.saver.keep(learning.group.hold_state())
+
+    def take_result(self, result: Mapping[str, Any]) -> None:
+        """Plan the settings of environments that follow from a result, if the user has a function
+        for them.
+
+        Raises:
+            ConfigError: the function failed, or returned something else.
+        """
+        changes = self.learning.env_changes
+        if changes.function is not None:
+            changes.plan_by(changes.function, result)
+
+    async def change_env_config(self) -> None:
+        """Change settings of environments as planned (`aiorl.run.env_changes`).
+
+        Workers get them with the next weights, and at once while training is paused.
+        """
+        learning = self.learning
+        changes = learning.env_changes
+        if not changes.planned:
+            return
+        env_config = changes.make(learning.worker_part.env_config)
+        learning.worker_part = learning.worker_part.model_copy(update={"env_config": env_config})
+        publisher = self.core.publisher
+        publisher.env_config = learning.worker_part.to_dict()["env_config"]
+        publisher.env_changes = changes.number
+        self.saver.policies_changed()
+        if self.core.is_granting:
+            return
+        if not self.end.has_come:
+            await self.settle()
+        if self.core.is_idle:
+            self.set_weights({})
 
     def before_checkpoint(self) -> None:
         """Notify observers that a checkpoint will be written."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from aiorl.acting.actor import Actor
 from aiorl.acting.filters import ObservationFilter, make_filter
 from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
@@ -71,7 +72,6 @@ class Worker:
     Attributes:
         settings: the settings it was made from; once the environment is there, with the limit of
             rewards that holds for it.
-        env: environment 0, with its wrappers.
         async_env: all environments, as a BaseEnv.
         policy_map: policy id -> policy.
         preprocessors: policy id -> preprocessor.
@@ -145,7 +145,7 @@ class Worker:
             logging.getLogger("aiorl").setLevel(settings.log_level)
         log_once.set_up(settings.worker_index, settings.log_level)
         polled = build.why_polled(settings)
-        maker = build.env_maker(settings, polled)
+        maker = self._maker = build.env_maker(settings, polled)
         callbacks = settings.callbacks()
         context = IOContext(
             log_dir=settings.log_dir,
@@ -155,7 +155,7 @@ class Worker:
         )
         # constructors of environments and policies can ask for its attributes
         self.reader = BatchReader(settings, context, callbacks)
-        self.env = maker.make_first()
+        maker.first = maker.make_first()
         self.preprocessing_enabled = not maker.is_deepmind
         if config.clip_rewards is None:
             config = config.model_copy(update={"clip_rewards": float(maker.is_deepmind)})
@@ -214,6 +214,11 @@ class Worker:
             logger.info("Policies: %s", dict(self.policy_map))
             logger.info("Preprocessors: %s", self.preprocessors)
             logger.info("Filters: %s", self.filters)
+
+    @property
+    def env(self) -> Any:
+        """Environment 0, with its wrappers."""
+        return self._maker.first
 
     # --- sampling ---
 
@@ -307,6 +312,21 @@ class Worker:
         self.sampling_filters[policy_id] = install_filter(policy, statistics)
         self.policy_map[policy_id] = policy
 
+    def change_env_config(self, env_config: Mapping[str, Any]) -> None:
+        """Give the environments other settings, each before its next episode; call this between two
+        turns, in the sampling thread.
+
+        Args:
+            env_config: all of their settings.
+
+        Raises:
+            ConfigError: environments of this kind can't change while they run.
+        """
+        with self.paused():
+            self._maker.change_settings(self.async_env, env_config)
+            config = self.settings.config.model_copy(update={"env_config": dict(env_config)})
+            self.settings = replace(self.settings, config=config)
+
     def set_weights(
         self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
     ) -> None:
@@ -339,6 +359,23 @@ class Worker:
             for policy in self.policy_map.values():
                 policy.on_global_var_update(global_vars)
             self.global_vars = dict(global_vars)
+
+    def actor(self, policy_id: str) -> Actor:
+        """Return a policy that takes observations of the environment; it changes no statistics.
+
+        Args:
+            policy_id: id of the policy.
+
+        Raises:
+            UnknownPolicyError: no policy has that id (also a KeyError).
+        """
+        return Actor(
+            policy_id,
+            self.policy_map[policy_id],
+            self.preprocessors[policy_id],
+            self.sampling_filters[policy_id],
+            clip_actions=self.settings.config.clip_actions,
+        )
 
     # --- the worker itself ---
 

@@ -173,7 +173,8 @@ def test_describe_prints_each_value_and_its_origin(tmp_path: Path) -> None:
         "preset: ppo-cartpole\nmodel:\n  use_lstm: true\ntf_session_args: {device_count: {GPU:"
         " 0}}\n"
     )
-    variables, model = {"MY_TOKEN": "s3cr3t"}, {"custom_model": "mine:make", "width": 7}
+    variables = {"MY_TOKEN": "s3cr3t"}
+    model = {"custom_model": "mine:make", "width": 7, "custom_features": True}
     config = PPOConfig.from_file(
         path, seed=3, extra_python_environs_for_worker=variables, model=model
     )

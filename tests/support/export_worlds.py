@@ -90,6 +90,14 @@ def two_headed(obs_shape: Any, num_outputs: int, model_config: Any, *, obs_parts
     return keras.Model({"at": at, "lamps": lamps}, outputs)
 
 
+def features(obs_shape: Any, num_outputs: int, model_config: Any) -> Any:
+    """Make a user's own model that returns features, two more than the hidden layer would."""
+    keras = importlib.import_module("keras")
+    layer = keras.layers.Dense(num_outputs + 2, activation=model_config["fcnet_activation"])
+    return keras.Sequential([keras.layers.Input(obs_shape), layer])
+
+
+FEATURES = {**SMALL, "custom_model": f"{__name__}:features", "custom_features": True}
 WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
     "box": (BOX, FOUR, {}),
     "filtered": (BOX, TORQUE, FILTERED),
@@ -122,6 +130,17 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
         BOX,
         MANY,
         {"model": {**SMALL, "use_gru": True, "lstm_use_prev_action_reward": True}},
+    ),
+    "layers of values": (BOX, FOUR, {"model": {**SMALL, "vf_hiddens": [6, 5]}}),
+    "custom features": (
+        BOX,
+        UNEVEN,
+        {**FILTERED, "model": {**FEATURES, "free_log_std": True, "vf_hiddens": [6]}},
+    ),
+    "custom features with memory": (
+        BOX,
+        TORQUE,
+        {"use_sde": True, "model": {**FEATURES, "use_lstm": True, "vf_share_layers": True}},
     ),
     "custom parts": (PARTS, FOUR, {"model": {**SMALL, "custom_model": f"{__name__}:two_headed"}}),
     "values": (BOX, FOUR, OF_VALUES),

@@ -94,12 +94,12 @@ class ReplayKeys(ReplayMemoryKeys, ReplayUpdateKeys):
     Attributes:
         trains_recurrent_models: True if the networks can be recurrent; they are then trained on
             sequences.
-        other_model_keys: boolean keys of the model that the algorithm's networks don't support.
+        other_model_keys: keys of the model that the algorithm's networks don't support.
         trains_on_what_comes: False, as rows are stored first.
     """
 
     trains_recurrent_models: ClassVar[bool] = False
-    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers")
+    other_model_keys: ClassVar[tuple[str, ...]] = ("free_log_std", "vf_share_layers", "vf_hiddens")
     trains_on_what_comes: ClassVar[bool] = False
 
     lr: float = changed(CommonConfig, "lr", 5e-4)

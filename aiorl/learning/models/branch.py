@@ -7,7 +7,8 @@ num_outputs, model_config)`` and returns a Keras model. The model's input is obs
 
 - For algorithms without a replay, the inputs of the action distribution ``[B, num_outputs]``, alone
   or with values ``[B]`` or ``[B, 1]`` (`aiorl.learning.models.catalog`).
-- For algorithms with a replay, features ``[B, F]`` of any width F, which replace the hidden layers.
+- With ``model.custom_features``, and for algorithms with a replay, features ``[B, F]`` of any width
+  F, which replace the hidden layers.
   ``num_outputs`` is then a suggestion: the width of the last layer of ``model.fcnet_hiddens``. The
   function is called once for each network, so that the policy and each critic have their own model.
 
@@ -213,8 +214,8 @@ def make_custom_features(
     if [len(shape) for shape in shapes] != [2] or shapes[0][0] != PROBE_ROWS:
         raise ConfigError(
             f"the custom model gives outputs of shapes {shapes} for {PROBE_ROWS} observations;"
-            f" algorithms with a replay need one output, features ({PROBE_ROWS}, F) of any"
-            " width F.",
+            " with model.custom_features, and for algorithms with a replay, expected one output,"
+            f" features ({PROBE_ROWS}, F) of any width F.",
             key=CUSTOM_MODEL,
             value=config.custom_model,
             hint="Return the last hidden layer: policy head, values and critics are built on it.",
@@ -578,6 +579,7 @@ def make_branch(
     num_previous: int = 0,
 ) -> Branch:
     """Create the branch for one or both outputs; its cell also sees `num_previous` numbers."""
+    config = config_of_branch(name, config)
     if config.custom_state:
         seed = int(rng.integers(1 << 31))
         return custom_branch(name, make_custom_features(layout, config, seed=seed), layout)
@@ -593,6 +595,13 @@ def custom_branch(name: str, network: CustomNetwork, layout: ObsLayout) -> Branc
     """Return a branch whose features are the outputs of a custom model, side by side."""
     observations = Stack([], layout.size)
     return Branch(name, observations, CustomCell(network))
+
+
+def config_of_branch(name: str, config: ModelConfig) -> ModelConfig:
+    """Return the settings of a branch: the value function can have other hidden layers."""
+    if name != "value" or config.vf_hiddens is None:
+        return config
+    return config.model_copy(update={"fcnet_hiddens": config.vf_hiddens})
 
 
 def make_trunk(

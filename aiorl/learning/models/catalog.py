@@ -7,8 +7,9 @@ followed by the value's. Cells can also see the previous action and reward.
 
 A custom model (contract in `aiorl.learning.models.branch`) returns the inputs of the action
 distribution ``[B, num_outputs]``, or these and values ``[B]`` or ``[B, 1]``. If it returns no
-values, a built-in network with the other settings does, without memory. It acts on workers through its exported
-graph, so workers need neither Keras nor the user's module.
+values, a built-in network with the other settings does, without memory. With ``custom_features`` it
+returns features instead, which replace the hidden layers of a built-in network. It acts on workers
+through its exported graph, so workers need neither Keras nor the user's module.
 """
 
 from __future__ import annotations
@@ -114,14 +115,6 @@ def make_custom_model(
         ConfigError: the path can't be imported, or the result is not a Keras model with the right
             outputs.
     """
-    if config.has_cell or config.free_log_std:
-        raise ConfigError(
-            "use_lstm, use_gru and free_log_std are for built-in networks; a custom model is used"
-            " as it is.",
-            key=CUSTOM_MODEL,
-            value=config.custom_model,
-            hint="Leave them out; a custom model with memory has model.custom_state.",
-        )
     network = make_custom_network(layout, distribution.num_inputs, config, settings, seed=seed)
     return CustomActorCritic(
         network,
@@ -159,7 +152,7 @@ def build_model(
             observation is the array.
         noise: settings of state-dependent noise of a built-in network; None = no such noise.
         custom_features: True if a custom model returns features that replace the hidden layers, not
-            the outputs.
+            the outputs, whatever the settings are.
 
     Raises:
         ConfigError: the settings can't make a network for these observations.
@@ -174,15 +167,8 @@ def build_model(
             key="model.free_log_std",
             value=True,
         )
-    if config.custom_model and not custom_features:
-        if noise is not None:
-            raise ConfigError(
-                "use_sde needs the features of a built-in network; a custom model is used as"
-                " it is.",
-                key="use_sde",
-                value=True,
-                hint="Leave out use_sde or model.custom_model.",
-            )
+    if config.custom_model and not (custom_features or config.custom_features):
+        config.check_outputs(use_sde=noise is not None)
         return make_custom_model(
             layout, str(obs_dtype), distribution, config=config, settings=settings, seed=seed
         )

@@ -35,6 +35,7 @@ from aiorl.learning.models.branch import (
     CustomStack,
     channels_first,
     choose_layers,
+    config_of_branch,
     make_custom_features,
     nested_parts,
 )
@@ -206,7 +207,7 @@ class FunctionalNetwork:
 
     def _stream(self, name: str, features: Any) -> Any:
         """Return the outputs of a stream: [B, A], or with atoms [B, A, Z]; A is 1 for the value."""
-        activation = self._hidden_layers.activation
+        activation = self._hidden_layers(name).activation
         index = 0
         # without two streams, hidden layers of this name are those of the branch
         while self._is_dueling and f"{name}/dense_{index}/kernel" in self.weights:
@@ -241,14 +242,14 @@ class FunctionalNetwork:
             return features, []
         return self._cell(name, features, state)
 
-    @property
-    def _hidden_layers(self) -> Layers:
-        return choose_layers(self.layout, self.obs_dtype, self._config)
+    def _hidden_layers(self, name: str) -> Layers:
+        config = config_of_branch(name, self._config)
+        return choose_layers(self.layout, self.obs_dtype, config)
 
     def _stack(self, name: str, obs: Any) -> Any:
         """Return features [B, D] of observations [B, ...], before a cell."""
         if any(weight.startswith(f"{name}/custom/") for weight in self.weights):
-            stack = CustomStack(self.layout, self._config, seed=0)
+            stack = CustomStack(self.layout, config_of_branch(name, self._config), seed=0)
             for part, variable in stack.named_variables().items():
                 variable.assign(*self._parts(name, part))
             return stack(obs)
@@ -264,12 +265,12 @@ class FunctionalNetwork:
                 of_parts.append(self._layers(f"{name}/image_{index}", pixels, image.layers))
             of_parts += [features[:, place] for place in parts.rest]
             features = ops.concatenate(of_parts, axis=-1)
-            return self._layers(name, features, self._hidden_layers)
+            return self._layers(name, features, self._hidden_layers(name))
         if self.obs_dtype == "uint8":
             features = ops.multiply(features, 1.0 / 255.0)
         if channels_first(self.layout.shape, self.obs_dtype):
             features = ops.transpose(features, [0, 2, 3, 1])
-        return self._layers(name, features, self._hidden_layers)
+        return self._layers(name, features, self._hidden_layers(name))
 
     def _layers(self, name: str, features: Any, layers: Layers) -> Any:
         """Return the features of convolutions, flattened, and of dense layers after them."""

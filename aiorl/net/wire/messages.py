@@ -233,6 +233,10 @@ class Snapshot:
         policies: policy id -> packed policy (`aiorl.run.added_policy`) of those added since the
             learner began, or since that version; an empty array stands for a policy that was
             removed. Sent only if not empty.
+        env_config: all settings of the environments, if they have changed since the learner began;
+            also in partial snapshots. Environments take them before their next episodes. Sent only
+            if not empty.
+        env_changes: number of changes that led to them; 0 for none. Sent only if not 0.
     """
 
     version: Version
@@ -243,6 +247,8 @@ class Snapshot:
     learner_incarnation: Name = ""
     since: Version = -1
     policies: Arrays = field(default_factory=dict)
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    env_changes: Count = 0
 
     @property
     def is_whole(self) -> bool:

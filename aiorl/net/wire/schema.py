@@ -189,7 +189,13 @@ def _show(value: object) -> str:
 
 OPTIONAL_ARRAYS: Final = frozenset({"policies"})
 """Fields with arrays that a message has only if they are not empty."""
-_OPTIONAL_SCALARS: Final[Mapping[str, Any]] = {"since": -1, "actor": "", "credit": 0}
+_OPTIONAL_SCALARS: Final[Mapping[str, Any]] = {
+    "since": -1,
+    "env_config": {},
+    "env_changes": 0,
+    "actor": "",
+    "credit": 0,
+}
 """Fields of the header that a message has only if they differ from these values."""
 
 _ARRAYS: ArrayTree = {"*": ARRAY}

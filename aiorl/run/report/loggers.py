@@ -483,7 +483,8 @@ def flatten(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the scalars of a result with their paths, joined by /; lists and empty dicts are left
     out.
     """
-    for name, value in flat_items(result, separator="/"):
+    # metrics of a policy are there twice, by the same path
+    for name, value in dict(flat_items(result, separator="/")).items():
         if isinstance(value, np.number):
             yield name, value.item()
         elif value is None or isinstance(value, str | int | float):

@@ -29,6 +29,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from aiorl.config.rllib_file import attribute_hint
 from aiorl.data.metrics import MAX_HIST, MAX_NAME, EpisodeColumns, PerfStats
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,24 @@ class Progress:
     bytes_out: int = 0
     learner: Mapping[str, float] = field(default_factory=dict)
     perf: Mapping[str, float] | None = None
+
+
+class Result(dict[str, Any]):
+    """Result of an iteration; a name that another library has is refused with a hint."""
+
+    def __missing__(self, name: str) -> Any:
+        hint = attribute_hint("result", name) if isinstance(name, str) else ""
+        raise KeyError(f"{name}. {hint}" if hint else name)
+
+
+def by_policy(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return metrics by name, and those of each policy, ``ID/NAME``, also in a dict of its own."""
+    nested: dict[str, Any] = dict(metrics)
+    for path, value in metrics.items():
+        policy_id, slash, name = path.partition("/")
+        if slash and policy_id not in metrics:
+            nested.setdefault(policy_id, {})[name] = value
+    return nested
 
 
 class Results:
@@ -227,35 +246,37 @@ class Results:
         rate = self._rates(now, progress)
         self.training_iteration += 1
         self.time_total_s += now - self._last_now
-        result: dict[str, Any] = {
-            "training_iteration": self.training_iteration,
-            "timesteps_total": progress.env_steps_sampled,
-            "timesteps_this_iter": progress.env_steps_sampled - last.env_steps_sampled,
-            "env_steps_trained_total": progress.env_steps_trained,
-            "agent_steps_total": progress.agent_steps_sampled,
-            "episodes_total": self.episodes_total,
-            "time_total_s": self.time_total_s,
-            "time_this_iter_s": now - self._last_now,
-            "timestamp": timestamp,
-            **self.take_episodes(now),
-            "episode_reward_mean_last_100": self.mean_last(),
-            "sampled_steps_per_s": rate("env_steps_sampled"),
-            "trained_steps_per_s": rate("env_steps_trained"),
-            "num_healthy_workers": progress.num_healthy_workers,
-            "updates_total": progress.updates,
-            "updates_this_iter": progress.updates - last.updates,
-            "updates_skipped": progress.updates_skipped,
-            "policy_lag": self._take_lag(),
-            "ledger": dict(progress.ledger),
-            "sampler_perf": self._perf.get(),
-            "metrics_left_out": sum(windows.num_left_out for windows in self._windows.values()),
-            "transport": {
-                "bytes_in_per_s": rate("bytes_in"),
-                "bytes_out_per_s": rate("bytes_out"),
-                **progress.transport,
-            },
-            "learner": dict(progress.learner),
-        }
+        result = Result(
+            {
+                "training_iteration": self.training_iteration,
+                "timesteps_total": progress.env_steps_sampled,
+                "timesteps_this_iter": progress.env_steps_sampled - last.env_steps_sampled,
+                "env_steps_trained_total": progress.env_steps_trained,
+                "agent_steps_total": progress.agent_steps_sampled,
+                "episodes_total": self.episodes_total,
+                "time_total_s": self.time_total_s,
+                "time_this_iter_s": now - self._last_now,
+                "timestamp": timestamp,
+                **self.take_episodes(now),
+                "episode_reward_mean_last_100": self.mean_last(),
+                "sampled_steps_per_s": rate("env_steps_sampled"),
+                "trained_steps_per_s": rate("env_steps_trained"),
+                "num_healthy_workers": progress.num_healthy_workers,
+                "updates_total": progress.updates,
+                "updates_this_iter": progress.updates - last.updates,
+                "updates_skipped": progress.updates_skipped,
+                "policy_lag": self._take_lag(),
+                "ledger": dict(progress.ledger),
+                "sampler_perf": self._perf.get(),
+                "metrics_left_out": sum(windows.num_left_out for windows in self._windows.values()),
+                "transport": {
+                    "bytes_in_per_s": rate("bytes_in"),
+                    "bytes_out_per_s": rate("bytes_out"),
+                    **progress.transport,
+                },
+                "learner": by_policy(progress.learner),
+            }
+        )
         if progress.perf is not None:
             result["perf"] = dict(progress.perf)
         self._perf = PerfStats()

@@ -29,7 +29,6 @@ from aiorl.errors import (
     CheckpointError,
     ConfigError,
     EndOfData,
-    PolicyError,
     UnknownPolicyError,
 )
 from aiorl.learning.algorithm import AlgorithmState
@@ -45,6 +44,7 @@ from aiorl.run.evaluations import Evaluations, evaluate_arguments
 from aiorl.run.export.writing import export_policy
 from aiorl.run.observers import Checkpoints
 from aiorl.run.policy_changes import plan_addition, plan_removal, policy_ids_of
+from aiorl.run.report.results import Result
 from aiorl.run.restoring import is_scaled
 from aiorl.run.run import build_or_restore, source_for
 from aiorl.run.threads import BrokenOff, LoopThread
@@ -162,7 +162,7 @@ class AlgorithmTrainer(Trainer):
             state: recurrent state, an array [...] per component; None or empty starts an episode.
             prev_action: the previous action, for a policy that takes it as input.
             prev_reward: the previous reward, for a policy that takes it as input.
-            info: not used by aiorl's networks.
+            info: the info that came with the observation, for a policy whose class is your own.
             policy_id: id of the policy.
             full_fetch: return all three values even if no state is given.
             explore: True draws from the action distribution, False takes its most likely action.
@@ -174,17 +174,11 @@ class AlgorithmTrainer(Trainer):
         Raises:
             BatchError: the observation does not fit the space (also a ValueError).
             UnknownPolicyError: no policy has that id (also a KeyError).
-            PolicyError: the policy's class is your own; use `get_policy`, whose policies take
-                preprocessed observations.
+            PolicyError: the state does not fit the policy (also a ValueError).
         """
-        if self._is_users(policy_id):
-            raise PolicyError(
-                f"policy {policy_id!r} has a class of your own: get actions from"
-                f" get_policy({policy_id!r}), which takes preprocessed observations"
-            )
         state = [] if state is None else list(state)
         action, state_out, outputs = self._actor(policy_id).compute_single_action(
-            observation, state, prev_action, prev_reward, explore=explore
+            observation, state, prev_action, prev_reward, info, explore=explore
         )
         if state or full_fetch:
             return action, state_out, outputs
@@ -204,8 +198,6 @@ class AlgorithmTrainer(Trainer):
         Raises:
             UnknownPolicyError: no policy has that id (also a KeyError).
         """
-        if self._is_users(policy_id):
-            return self._local_worker().policy_map[policy_id]
         return self._actor(policy_id).policy
 
     def get_weights(
@@ -370,6 +362,25 @@ class AlgorithmTrainer(Trainer):
         plan_removal(self._settled().learning, policy_id)
         self._actors.pop(policy_id, None)
         self._change_policies()
+
+    def set_env_config(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of the environments, such as the level of a curriculum; all workers get
+        them, also those that join later.
+
+        Each environment takes them before its next episode: by its method ``set_env_config``,
+        called with the dict of all settings, if it or an environment in its wrappers has one.
+        Otherwise it is closed and made again. Checkpoints contain them, and evaluations play with
+        them.
+
+        Args:
+            changes: the keys of ``env_config`` that change; the others stay as they are.
+
+        Raises:
+            ConfigError: these environments can't change, because they are vectorised by themselves,
+                or one object without such a method holds all of them (also a ValueError).
+        """
+        self._training.learning.env_changes.plan(changes)
+        self._loop.ask(self._training.change_env_config())
 
     def _change_policies(self) -> None:
         training = self._training
@@ -653,7 +664,7 @@ class AlgorithmTrainer(Trainer):
         if result is None:
             raise EndOfData(training.end.reason)
         self._result = result
-        return dict(result)
+        return Result(result)
 
     def _evaluate(self, result: dict[str, Any]) -> None:
         self._raise_interrupt()
@@ -696,6 +707,11 @@ class AlgorithmTrainer(Trainer):
 
     def _callbacks(self) -> DefaultCallbacks | None:
         return self._training.callbacks
+
+    def _take_result(self, result: Mapping[str, Any]) -> None:
+        if not self._why_stopped:  # a hook may have stopped the trainer
+            self._training.take_result(result)
+            self._loop.ask(self._training.change_env_config())
 
     def _newest_return(self) -> float:
         return self._training.results.newest_return
@@ -743,14 +759,14 @@ class AlgorithmTrainer(Trainer):
         saver = self._training.saver
         return str(self._loop.ask(saver.save_last(directory, with_experience=with_experience)))
 
-    def _is_users(self, policy_id: str) -> bool:
-        """Return True if a policy has a user's class rather than one of the learner's networks."""
-        self._check_running()
-        return policy_id in self._acting.part.policies and policy_id not in self._acting.graphs
-
     def _actor(self, policy_id: str) -> Actor:
-        """Return an acting policy with the current weights and filter statistics."""
+        """Return an acting policy with the current weights and filter statistics; one of the user's
+        class is that of the local worker.
+        """
         training = self._training
+        acting = self._acting
+        if policy_id in acting.part.policies and policy_id not in acting.graphs:
+            return self._local_worker().actor(policy_id)
         # both, since not every update is published
         version = (training.core.publisher.version, training.counters.updates)
         if policy_id in self._actors:
@@ -783,6 +799,8 @@ class AlgorithmTrainer(Trainer):
                 filter_acks={},
                 global_vars=dict(self.global_vars),
                 policies=newest.policies,
+                env_config=newest.env_config,
+                env_changes=newest.env_changes,
             )
             if self._worker is None:
                 place = UnitPlace(0, secrets.token_hex(8), num_workers=self.config.num_workers)

@@ -316,7 +316,9 @@ class Trainer:
             self._evaluate(result)
         finally:  # the result is written even if its evaluation failed or was interrupted
             self._output.unwritten = result
-            report(result, self._callbacks(), self, lambda _: self._output.write())
+            report(
+                result, self._callbacks(), self, lambda _: self._output.write(), self._take_result
+            )
         return result
 
     def iterate(self, *, progress: bool = False, **stop: float | None) -> Iterator[dict[str, Any]]:
@@ -442,6 +444,9 @@ class Trainer:
     def _callbacks(self) -> DefaultCallbacks | None:
         """Return the user's hooks on the trainer, if any."""
         return None
+
+    def _take_result(self, result: Mapping[str, Any]) -> None:
+        """Prepare the next iteration by a result that is written."""
 
     def _newest_return(self) -> float:
         """Return the mean return of the last 100 episodes trained on; NaN before 100 have ended, or

@@ -28,6 +28,7 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.actors.calls import public_method, unpacked_arguments
 from aiorl.actors.values import pack, refuse_handle
+from aiorl.config.code import with_objects
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
@@ -56,6 +57,8 @@ class SnapshotSlot:
 
     Attributes:
         version: policy version in use; -1 before the first.
+        env_config: settings of the environments with that version; empty if they have not changed.
+        env_changes: number of changes that led to them.
         newest_version: version of the newest snapshot offered, applied or not; -1 before the first.
         global_vars: global variables of the version in use.
         change_policies: called with each snapshot before it is applied; adds and removes policies.
@@ -80,6 +83,8 @@ class SnapshotSlot:
             synchronize_filters: False keeps the filters' own statistics after the first snapshot.
         """
         self.version = self.newest_version = -1
+        self.env_config: Mapping[str, Any] = {}
+        self.env_changes = 0
         self.global_vars: Mapping[str, Any] = {}
         self.change_policies: Callable[[Snapshot], None] = lambda snapshot: None
         self._policies = policies
@@ -129,6 +134,8 @@ class SnapshotSlot:
             else:
                 observation_filter.acknowledge(acknowledged)
         self.global_vars = snapshot.global_vars
+        self.env_config = snapshot.env_config
+        self.env_changes = snapshot.env_changes
         self.version = snapshot.version
         # it waits until here, because Ctrl-C can interrupt any line, and then it is applied again
         with self._offering:
@@ -194,6 +201,10 @@ class SamplerUnit:
             PolicyError: a graph is missing or unusable, or a network built here differs from the
                 learner's.
         """
+        if snapshot.env_changes:
+            env_config = with_objects(dict(snapshot.env_config))
+            part = part.model_copy(update={"env_config": env_config})
+        self._env_changes = snapshot.env_changes
         self._part = part
         self._policy_parts = dict(part.policies)  # those of removed policies stay, for their rows
         self._step_began = 0.0  # nonzero during a step
@@ -444,6 +455,9 @@ class SamplerUnit:
         self._slot.between_steps()
         if self._slot.version != version:
             worker.global_vars = dict(self._slot.global_vars)
+        if self._slot.env_changes != self._env_changes:
+            self._env_changes = self._slot.env_changes
+            worker.change_env_config(with_objects(dict(self._slot.env_config)))
 
     def _change_policies(self, worker: Worker, snapshot: Snapshot) -> None:
         """Add the policies that come with a snapshot, and remove those that it leaves out."""

@@ -114,7 +114,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"sde_initial_log_std": -1.0}, "sde_initial_log_std"),
     ("ppo", {"use_sde": True, "sde_sample_freq": 0}, "sde_sample_freq"),
     ("ppo", {"use_sde": True, "model": {"free_log_std": True}}, "model.free_log_std"),
-    ("ppo", {"use_sde": True, "model": {"custom_model": "a:b"}}, "model.custom_model"),
+    ("ppo", {"use_sde": True, "model": {"custom_model": "a:b"}}, "use_sde"),
+    ("ppo", {"model": {"use_lstm": True, "custom_model": "a:b"}}, "model.use_lstm"),
+    ("impala", {"model": {"free_log_std": True, "custom_model": "a:b"}}, "model.free_log_std"),
+    ("ppo", {"model": {"custom_features": True}}, "model.custom_features"),
+    (
+        "ppo",
+        {"model": {"custom_model": "a:b", "custom_state": [[3]], "custom_features": True}},
+        "model.custom_state",
+    ),
+    ("ppo", {"model": {"vf_hiddens": [8], "vf_share_layers": True}}, "model.vf_hiddens"),
+    ("sac", {"model": {"vf_hiddens": [8]}}, "model.vf_hiddens"),
     ("ppo", {"train_batch_size": 4000, "rollout_fragment_length": 64}, "train_batch_size"),
     ("ppo", {"train_batch_size": 2048, "sgd_minibatch_size": 4096}, "sgd_minibatch_size"),
     (

@@ -250,7 +250,6 @@ def test_names_and_weights_depend_only_on_the_seed():
         ("wrong_size", {}, r"\[\(2, 4\)\]"),
         ("three", {}, r"\(2, 3\), \(2"),
         ("wrong_input", {}, r"\[4\]"),
-        ("policy_only", {"use_lstm": True}, "use_lstm"),
     ],
 )
 def test_custom_models_that_make_no_network_are_refused_with_the_reason(name, settings, fact):

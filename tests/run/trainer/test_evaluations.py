@@ -22,6 +22,7 @@ import aiorl
 from aiorl.config.parts import RunParts
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
+from aiorl.run.env_changes import EnvChanges
 from aiorl.run.evaluations import BEST, Evaluations
 
 SMALL: dict[
@@ -239,6 +240,7 @@ class Training:
     def __init__(self, save: Callable[..., Any]) -> None:
         self.saver = SimpleNamespace(save_last=save)
         self.play = None
+        self.learning = SimpleNamespace(env_changes=EnvChanges())
         self.end = SimpleNamespace(has_come=False, before=lambda step: step)
         self.hurry = asyncio.Event()
 

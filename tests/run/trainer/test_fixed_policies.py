@@ -171,3 +171,45 @@ def test_a_fixed_policy_of_a_new_run_takes_another_ones_state_and_explores_no_mo
         best = {trainer.compute_action(obs, policy_id="pb") for obs in SEEN[:1]}
         actions = {trainer.compute_action(SEEN[0], policy_id="pa", explore=True) for _ in range(20)}
     assert actions == best
+
+
+class Signed(aiorl.Policy):
+    """Acts by the sign of its first preprocessed number, and counts its calls in its state."""
+
+    def get_initial_state(self) -> list[Any]:
+        return [np.zeros(1, np.float32)]
+
+    def compute_actions(self, obs: Any, states: Any = (), *args: Any, **kwargs: Any) -> Any:
+        return (obs[:, 0] > 0).astype(int), [states[0] + 1], {"first": obs[:, 0]}
+
+
+def test_a_policy_of_the_users_class_takes_observations_as_the_environment_has_them(
+    tmp_path: Path,
+) -> None:
+    agents = {
+        "policies": {"left": None, "right": {"class": Signed}},
+        "policy_mapping_fn": "general_runs:side",
+        "policies_to_train": ["left"],
+    }
+    config = {**SMALL, "env": "general_runs:Poles", "run_dir": str(tmp_path / "run")}
+    with aiorl.PPOTrainer({**config, "multiagent": agents}) as trainer:
+        learner = trainer.train()["learner"]
+        for sign in (-1.0, 1.0):
+            assert trainer.compute_action(np.full(4, sign), policy_id="right") == (sign > 0)
+        _, state, outputs = trainer.compute_action(
+            np.full(4, 0.5), [np.full(1, 6.0)], policy_id="right"
+        )
+    assert (state[0].tolist(), outputs["first"]) == ([7.0], 0.5)
+    assert learner["left"]["kl"] == learner["left/kl"]
+
+
+def test_results_and_modules_name_the_counterparts_of_other_libraries(tmp_path: Path) -> None:
+    config = {**SMALL, "env": "CartPole-v1", "run_dir": str(tmp_path / "run")}
+    with aiorl.PPOTrainer(config) as trainer:
+        result = trainer.train()
+    with pytest.raises(KeyError, match="learner"):
+        result["info"]
+    with pytest.raises(KeyError, match="absent"):
+        result["absent"]
+    with pytest.raises(AttributeError, match="custom_model"):
+        _ = aiorl.TFModelV2
