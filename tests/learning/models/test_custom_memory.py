@@ -105,6 +105,14 @@ def test_algorithms_train_custom_networks_with_memory(name: str, more: dict[str,
     assert all(np.any(before[weight] != after[weight]) for weight in before)
 
 
+def test_features_with_memory_are_trained_under_built_in_heads() -> None:
+    model = settings_of(with_attention, *SHAPES)
+    model |= {"heads": False, "custom_features": True, "vf_share_layers": True}
+    case = Case("ppo", CHOICES, model=model)
+    assert case.model.state_shapes == SHAPES
+    assert np.isfinite(case.train(0)[-1].metrics["loss"])
+
+
 @pytest.mark.parametrize(
     ("settings", "fact"),
     [
