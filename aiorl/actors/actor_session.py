@@ -125,16 +125,18 @@ ActorEvent: TypeAlias = (
 
 @dataclass(slots=True, eq=False)
 class _WaitingCall:
-    """A call whose shared arguments have not arrived.
+    """A call whose shared arguments have not arrived, or a later one of the same caller.
 
     Attributes:
         call: the call.
-        payload: number of the arguments.
-        since: time since which they are missing.
+        payload: number of the shared arguments, None if they are not missing.
+        args: the shared arguments once they have arrived; the call's own if it has none.
+        since: time since which the call waits.
     """
 
     call: m.Call
-    payload: int
+    payload: int | None
+    args: Mapping[str, m.Plain]
     since: float
 
 
@@ -285,7 +287,9 @@ class ActorSession:
             self._send(m.Beat(0, "running"))
         for waiting in self._waiting:
             number = waiting.payload
-            if now - waiting.since >= _MISSED_AFTER_S and number not in self._requested:
+            if number is None or number in self._requested:
+                continue
+            if now - waiting.since >= _MISSED_AFTER_S:
                 self._requested.add(number)
                 self._send(m.PayloadRequest(number))
 
@@ -346,31 +350,45 @@ class ActorSession:
             return
         self._unanswered[call.call_id] = size
         self._unanswered_bytes += size
-        if number is None:
-            self._arrived(call, call.args)
-        elif number in self._payloads:
-            self._arrived(call, self._payloads[number])
-        else:
-            self._waiting.append(_WaitingCall(call, number, now))
+        waiting = _WaitingCall(call, number, call.args, now)
+        if number is not None and number in self._payloads:
+            waiting.payload = None
+            waiting.args = self._payloads[number]
+        self._waiting.append(waiting)
+        self._release()
 
-    def _arrived(self, call: m.Call, args: Mapping[str, m.Plain]) -> None:
-        args = _with_shared(call.args, args)
-        self._events.append(CallArrived(call.call_id, call.method, args, call.actor, call.credit))
+    def _release(self) -> None:
+        """Begin the calls of each caller, in order, up to the first that lacks its arguments."""
+        still_waiting: list[_WaitingCall] = []
+        held_callers: set[str] = set()
+        for waiting in self._waiting:
+            call = waiting.call
+            if waiting.payload is None and call.actor not in held_callers:
+                args = _with_shared(call.args, waiting.args)
+                self._events.append(
+                    CallArrived(call.call_id, call.method, args, call.actor, call.credit)
+                )
+            else:
+                held_callers.add(call.actor)
+                still_waiting.append(waiting)
+        self._waiting = still_waiting
 
     def _take_payload(self, number: int, value: m.Value) -> None:
         self._requested.discard(number)
-        ready = [waiting.call for waiting in self._waiting if waiting.payload == number]
-        self._waiting = [waiting for waiting in self._waiting if waiting.payload != number]
-        if not isinstance(value, Mapping):
-            for call in ready:
+        ready = [waiting for waiting in self._waiting if waiting.payload == number]
+        if isinstance(value, Mapping):
+            for waiting in ready:
+                waiting.payload = None
+                waiting.args = value
+            self._payloads[number] = value
+            while len(self._payloads) > _RECENT_PAYLOADS:
+                self._payloads.popitem(last=False)
+        else:
+            for waiting in ready:
                 gone = m.failed("LookupError", "its shared arguments are gone")
-                self.reply(call.call_id, ok=False, result=gone)
-            return
-        self._payloads[number] = value
-        for call in ready:
-            self._arrived(call, value)
-        while len(self._payloads) > _RECENT_PAYLOADS:
-            self._payloads.popitem(last=False)
+                self._waiting.remove(waiting)
+                self.reply(waiting.call.call_id, ok=False, result=gone)
+        self._release()
 
     def _cancelled(self, call_id: int) -> None:
         waiting = [w for w in self._waiting if w.call.call_id == call_id]
@@ -379,6 +397,7 @@ class ActorSession:
             return
         self._waiting.remove(waiting[0])
         self.reply(call_id, ok=False, result=m.failed("CancelledError"))
+        self._release()
 
 
 def _payload_of(call: m.Call) -> int:

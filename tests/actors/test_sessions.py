@@ -365,6 +365,43 @@ def test_a_call_fails_whose_shared_arguments_are_gone() -> None:
     assert (reply.call_id, reply.ok) == (call_id, False)
 
 
+def test_calls_of_one_caller_begin_in_order_although_shared_arguments_come_late() -> None:
+    actor = ActorSession(Identity("w", "host", 1))
+    actor.receive(m.LearnerBeat("hub", -1), 0.0)
+
+    def arrive(call_id: int, caller: str = "", **args: Any) -> None:
+        actor.receive(m.Call(call_id, "echo", args, actor=caller), 0.0)
+
+    def begun() -> list[tuple[int, Any]]:
+        return [
+            (event.call_id, event.args.get("value"))
+            for event in actor.events()
+            if isinstance(event, up.CallArrived)
+        ]
+
+    arrive(1, payload=7)
+    arrive(2, value=2)
+    arrive(3, payload=8)
+    arrive(4, value=4)
+    arrive(5, "other", value=5)
+    assert begun() == [(5, 5)]
+    actor.broadcast(m.Payload(8, {"value": 8}))
+    for number in (9, 10):  # the session forgets old payloads, but not those of calls that wait
+        actor.broadcast(m.Payload(number, {}))
+    assert begun() == []
+    actor.broadcast(m.Payload(7, {"value": 7}))
+    assert begun() == [(1, 7), (2, 2), (3, 8), (4, 4)]
+    arrive(6, payload=11)
+    arrive(7, value=7)
+    arrive(8, payload=12)
+    arrive(9, value=9)
+    assert begun() == []
+    actor.receive(m.Cancel(6), 0.0)
+    assert begun() == [(7, 7)]
+    actor.receive(m.Payload(12, None), 0.0)
+    assert begun() == [(9, 9)]
+
+
 @pytest.mark.parametrize(
     ("others", "place", "whole"),
     [
