@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from aiorl.actors.references import ObjectRef, settle
-from aiorl.actors.values import ActorName, MakeHandle, pack, unpack
+from aiorl.actors.values import ActorName, MakeHandle, PackedValue, pack, unpack
 from aiorl.errors import ActorError, ActorLost, RemoteError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.text import many_lines, one_line
@@ -178,6 +178,9 @@ class Calls:
         call = self._remove(call_id)
         if call is None:  # it was cancelled
             return
+        if ok and isinstance(call, RemoteCall) and call.keeps_packed:
+            call.succeed(PackedValue(result, self.make_handle))
+            return
         answer, error = answer_of(call.method, ok=ok, result=result, make_handle=self.make_handle)
         if error is None:
             call.succeed(answer)
@@ -266,6 +269,7 @@ class RemoteCall(asyncio.Future[Any]):
         method: name of the method with its class, for people.
         actor: name of the actor.
         is_prepared: True until it is sent.
+        keeps_packed: True if the result is to be a `PackedValue`, for readers of a reference.
 
     Raises:
         RemoteError: when awaited: the method raised an exception.
@@ -279,6 +283,7 @@ class RemoteCall(asyncio.Future[Any]):
         self.method = f"{actor.path.rpartition(':')[2]}.{method}"
         self.actor = actor.name
         self.is_prepared = True
+        self.keeps_packed = False
         self._calls = calls
         self._name = method
         self._args = args
@@ -474,6 +479,7 @@ class RemoteMethod:
 
         def begin() -> None:
             call = self._handle.__begin__(self._name, packed)
+            call.keeps_packed = True
             call.add_done_callback(functools.partial(settle, future))
 
         loop.call_soon_threadsafe(begin)

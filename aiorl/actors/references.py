@@ -14,6 +14,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Final, Protocol, TypeVar
 
+from aiorl.actors.values import PackedValue
 from aiorl.errors import ActorError, RemoteError, UnsendableError
 
 logger = logging.getLogger(__name__)
@@ -41,8 +42,9 @@ class Submit(Protocol):
 class ObjectRef:
     """Result of a call that may not have ended: `get` returns it, and so does ``await``.
 
-    An argument of a call can be a reference; the method gets the result. If the call of a reference
-    that no one reads fails, its error is logged.
+    An argument of a call can be a reference; the method gets the result. What is read is a copy but
+    for arrays, so that changes of it don't reach later readers and calls. If the call of a
+    reference that no one reads fails, its error is logged.
     """
 
     __slots__ = ("__weakref__", "_future", "_is_read")
@@ -54,9 +56,13 @@ class ObjectRef:
 
     @property
     def future(self) -> Future[Any]:
-        """The future of the result."""
+        """The future of the result, which can be a `PackedValue`."""
         self._is_read = True
         return self._future
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the result, and return it; see `get`."""
+        return _unpacked(self.future.result(timeout))
 
     def is_ready(self) -> bool:
         """Return whether the call has ended."""
@@ -64,7 +70,8 @@ class ObjectRef:
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Return the result; cancelling the task that waits does not cancel the call."""
-        return asyncio.shield(asyncio.wrap_future(self.future)).__await__()
+        result = yield from asyncio.shield(asyncio.wrap_future(self.future)).__await__()
+        return _unpacked(result)
 
     def __del__(self) -> None:
         """Let an error be logged that no one reads."""
@@ -73,6 +80,10 @@ class ObjectRef:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {id(self):#x}, {'ready' if self.is_ready() else 'pending'}>"
+
+
+def _unpacked(result: Any) -> Any:
+    return result.unpack() if isinstance(result, PackedValue) else result
 
 
 def settle(future: Future[Any], ended: asyncio.Future[Any]) -> None:
@@ -102,7 +113,8 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> 
         timeout: seconds for all of them; None waits as long as it takes.
 
     Returns:
-        The result; for a list, the list of the results.
+        The result; for a list, the list of the results. Each `get` returns new objects, apart from
+        arrays, which can't be written to.
 
     Raises:
         RemoteError: the method of an actor raised an exception.
@@ -111,10 +123,10 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> 
         TypeError: ``refs`` is something else.
     """
     if isinstance(refs, ObjectRef):
-        return refs.future.result(timeout)
+        return refs.result(timeout)
     all_futures = [ref.future for ref in _checked(refs, "get")]
     end = None if timeout is None else time.monotonic() + timeout
-    return [future.result(_seconds_until(end)) for future in all_futures]
+    return [_unpacked(future.result(_seconds_until(end))) for future in all_futures]
 
 
 def wait(
@@ -240,17 +252,23 @@ def _parts(future: Future[Any], count: int) -> list[ObjectRef]:
 
     def pass_on(ended: Future[Any]) -> None:
         error = ended.exception()
-        values = None if error else ended.result()
-        if error is None and not (isinstance(values, list | tuple) and len(values) == count):
-            error = ActorError(f"expected {count} results, got a {type(values).__name__}")
+        values = [] if error else _parts_of(ended.result())
+        if error is None and len(values) != count:
+            error = ActorError(f"expected a tuple of {count} results, as `num_returns` says")
         for index, part in enumerate(parts):
-            if values is None or error is not None:
-                part.set_exception(error)
-            else:
+            if error is None:
                 part.set_result(values[index])
+            else:
+                part.set_exception(error)
 
     future.add_done_callback(pass_on)
     return [ObjectRef(part) for part in parts]
+
+
+def _parts_of(result: Any) -> Sequence[Any]:
+    if isinstance(result, PackedValue):
+        return result.parts()
+    return result if isinstance(result, list | tuple) else []
 
 
 class RefHandle:

@@ -246,6 +246,49 @@ def unpack(value: Value, make_handle: MakeHandle, *, imports_code: bool) -> Any:
     return _Reader(make_handle, imports_code).read(value)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PackedValue:
+    """A value that is unpacked each time it is read, so that no reader sees what another changes.
+
+    Only its arrays are the same each time; they can't be written to.
+
+    Attributes:
+        packed: result of `pack`, from a peer.
+        make_handle: makes handles of actors.
+        imports_code: True if the peer may name classes and functions to import.
+    """
+
+    packed: Value
+    make_handle: MakeHandle
+    imports_code: bool = False
+
+    def unpack(self) -> Any:
+        """Return the value.
+
+        Raises:
+            RemoteProtocolError: it is not a result of `pack`, or names code that can't be imported.
+        """
+        return unpack(self.packed, self.make_handle, imports_code=self.imports_code)
+
+    def checked(self) -> Value:
+        """Return the packed value, for a peer that may import all code that is named in it.
+
+        Raises:
+            RemoteProtocolError: see `unpack`; then the sender may not name this code.
+        """
+        self.unpack()
+        return self.packed
+
+    def parts(self) -> list[PackedValue]:
+        """Return the items of a tuple or a list; none of another value."""
+        items = self.packed
+        if isinstance(items, dict) and list(items) == ["$tuple"]:
+            items = items["$tuple"]
+        if not isinstance(items, list):
+            return []
+        return [dataclasses.replace(self, packed=item) for item in items]
+
+
 def refuse_handle(name: str, path: str) -> Any:
     """Refuse handles of actors, as the ``make_handle`` of `unpack` where there are no actors.
 

@@ -28,7 +28,7 @@ from weakref import WeakSet
 from aiorl.actors.calls import ActorHandle, RemoteCall
 from aiorl.actors.hub import Actors
 from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, settle
-from aiorl.actors.values import ActorName, num_bytes, pack, unpack
+from aiorl.actors.values import ActorName, PackedValue, num_bytes, pack
 from aiorl.compat.limits import ActorOptions, LimitedObject
 from aiorl.config.code import import_path_of, refuse_in_import
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError
@@ -53,12 +53,12 @@ class PutRef(ObjectRef):
 
     __slots__ = ("num_uses", "packed", "payload")
 
-    def __init__(self, packed: Value, value: Any) -> None:
+    def __init__(self, value: PackedValue) -> None:
         """Refer to ``value``."""
         future: Future[Any] = Future()
         future.set_result(value)
         super().__init__(future)
-        self.packed = packed
+        self.packed = value.packed
         self.num_uses = 0
         self.payload: tuple[_SharedValues, int] | None = None
 
@@ -120,8 +120,7 @@ def put(value: Any) -> ObjectRef:
     """
     if isinstance(value, ObjectRef):
         raise TypeError("put takes a value, got a reference: pass the reference itself")
-    packed = pack(value)
-    return PutRef(packed, unpack(packed, _same_handle, imports_code=True))
+    return PutRef(PackedValue(pack(value), _same_handle, imports_code=True))
 
 
 def _same_handle(name: str, path: str) -> Any:
@@ -188,7 +187,9 @@ def _filled_in(value: Any) -> Value:
     if isinstance(value, PutRef):
         return value.packed
     if isinstance(value, ObjectRef):
-        return pack(value.future.result())
+        result = value.future.result()
+        # an actor may not name code to import; the one that gets its result as an argument imports
+        return result.checked() if isinstance(result, PackedValue) else pack(result)
     packed: Value = value
     return packed
 
@@ -303,6 +304,7 @@ class _RemoteActor:
             call.future.set_exception(error)
             return
         begun.method = f"{self._name}.{call.method}"
+        begun.keeps_packed = True
         self._begun.add(begun)
         # the closure keeps shared arguments until the call has ended
         begun.add_done_callback(functools.partial(self._ended, call))

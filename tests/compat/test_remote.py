@@ -21,7 +21,14 @@ from remote_things import Counter
 
 import aiorl
 from aiorl.actors.hub import Actors
-from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
+from aiorl.errors import (
+    ActorError,
+    ActorLost,
+    ConfigError,
+    RemoteError,
+    RemoteProtocolError,
+    UnsendableError,
+)
 
 SUPPORT = Path(things.__file__).parent
 RemoteCounter = aiorl.remote(Counter)
@@ -112,6 +119,33 @@ def test_arguments_are_those_at_the_time_of_the_call_whatever_changes_later(shar
     assert aiorl.get(shared.same.remote(ref, ref))[0][1]["w"].sum() == 1000
     with pytest.raises(TypeError, match="reference"):
         aiorl.put(ref)
+
+
+def test_changes_of_what_get_returns_reach_no_later_call_or_reader(shared: Any) -> None:
+    value = {"list": [1], "array": np.zeros(3)}
+    result = shared.as_it_is.remote(value)
+    for ref in (result, aiorl.put(value)):
+        read = aiorl.get(ref)
+        read["list"].append(2)
+        read["array"] = None
+        assert aiorl.get(ref)["list"] == [1]
+        (arrived,), _ = aiorl.get(shared.same.remote(ref))
+        assert arrived["list"] == [1]
+        assert arrived["array"].sum() == 0
+    assert not aiorl.get(result)["array"].flags.writeable
+    first, second = shared.pair_of_lists.remote()
+    aiorl.get(first).append(2)
+    assert aiorl.get([first, second]) == [[1], [-1]]
+
+
+def test_code_that_an_actor_names_is_imported_neither_here_nor_by_another_actor(
+    shared: Any,
+) -> None:
+    ref = shared.as_it_is.remote(Counter)
+    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+        aiorl.get(ref)
+    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+        aiorl.get(shared.same.remote(ref))
 
 
 def test_a_reference_is_awaited_on_any_event_loop(shared: Any, tmp_path: Path) -> None:

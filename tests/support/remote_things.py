@@ -65,6 +65,13 @@ class Counter:
     def pair(self) -> tuple[int, int]:
         return self.number, -self.number
 
+    @aiorl.method(num_returns=2)
+    def pair_of_lists(self) -> tuple[list[int], list[int]]:
+        return [1], [-1]
+
+    def as_it_is(self, value: Any) -> Any:
+        return value
+
     def pid(self) -> int:
         return os.getpid()
 
