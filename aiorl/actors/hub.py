@@ -277,6 +277,7 @@ class Actors:
         count: int = 1,
         restarts: int = 0,
         on: str | None = None,
+        name: str | None = None,
     ) -> list[ActorHandle]:
         """Start actors whose arguments are packed; see `start` for the errors.
 
@@ -286,6 +287,7 @@ class Actors:
             count: number of actors.
             restarts: see `start`.
             on: see `start`.
+            name: name of a single actor, from `new_name`; None makes a new one for each.
 
         Returns:
             The handles of the actors.
@@ -298,7 +300,8 @@ class Actors:
         started = []
         try:
             for _ in range(count):
-                one = self._add(path, packed, restarts=restarts, on=on)
+                one_name = name or new_name(path)
+                one = self._add(one_name, path, packed, restarts=restarts, on=on)
                 started.append(one)
                 if one.children is not None:
                     one.children.start()
@@ -307,6 +310,19 @@ class Actors:
             await self.stop(*(one.handle for one in started))
             raise
         return [one.handle for one in started]
+
+    def reserve(self, name: str) -> None:
+        """Let calls wait for an actor that is started later under this name, or given up.
+
+        Args:
+            name: result of `new_name`.
+        """
+        self._session.reserve(name)
+
+    def give_up(self, name: str) -> None:
+        """End calls of an actor that has not been started; see `reserve`."""
+        self._session.end(name, "it could not be started")
+        self._flush()
 
     async def stop(self, *handles: ActorHandle) -> None:
         """End actors and their processes; calls that have not ended raise ActorLost.
@@ -518,9 +534,8 @@ class Actors:
         return path
 
     def _add(
-        self, path: str, args: Mapping[str, Any], *, restarts: int, on: str | None
+        self, name: str, path: str, args: Mapping[str, Any], *, restarts: int, on: str | None
     ) -> _Started:
-        name = f"{path.rpartition(':')[2].rpartition('.')[2]}-{secrets.token_hex(4)}"
         is_here = on == "here" or (on is None and not self.num_free)
         worker_id = secrets.token_hex(8) if is_here else ""
         spec = ActorSpec(name, path, args, restarts=restarts, place=worker_id)
@@ -672,6 +687,15 @@ class Actors:
         self._failure = error
         self._session.shutdown(f"the hub failed: {error!r:.200}")
         self._flush()
+
+
+def new_name(path: str) -> str:
+    """Return a name that no other actor has.
+
+    Args:
+        path: import path of its class.
+    """
+    return f"{path.rpartition(':')[2].rpartition('.')[2]}-{secrets.token_hex(4)}"
 
 
 def _check_number(key: str, value: int) -> None:

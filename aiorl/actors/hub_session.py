@@ -80,6 +80,7 @@ class ActorSpec:
 class ActorState(enum.StrEnum):
     """States of an actor."""
 
+    NAMED = "waiting for its arguments"
     WAITING = "waiting for a process"
     STARTING = "starting"
     RUNNING = "running"
@@ -267,16 +268,28 @@ class HubSession:
     # Commands
     # ----------------------------------------------------------------------------------------------
 
-    def add(self, spec: ActorSpec) -> None:
-        """Add an actor, which starts as soon as there is a process for it.
+    def reserve(self, name: str) -> None:
+        """Let calls wait for an actor that is added later, or ended.
 
         Raises:
             LocalProtocolError: its name is in use.
         """
-        if spec.name in self._actors:
-            raise LocalProtocolError(f"there is an actor {spec.name!r} already")
-        actor = _Actor(spec, spec.restarts)
-        self._actors[spec.name] = actor
+        if name in self._actors:
+            raise LocalProtocolError(f"there is an actor {name!r} already")
+        no_spec = ActorSpec(name, path="", args={})
+        self._actors[name] = _Actor(no_spec, restarts_left=0, state=ActorState.NAMED)
+
+    def add(self, spec: ActorSpec) -> None:
+        """Add an actor, which starts as soon as there is a process for it.
+
+        Raises:
+            LocalProtocolError: its name is in use, other than by `reserve`.
+        """
+        if self.state_of(spec.name) is not ActorState.NAMED:
+            self.reserve(spec.name)
+        actor = self._actors[spec.name]
+        actor.spec = spec
+        actor.restarts_left = spec.restarts
         if spec.place:
             self._named_places.add(spec.place)
         self._wait_for_place(actor)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from aiorl.actors.calls import ActorHandle, RemoteCall
-from aiorl.actors.hub import Actors
+from aiorl.actors.hub import Actors, new_name
 from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, settle
 from aiorl.actors.values import ActorName, PackedValue, num_bytes, pack
 from aiorl.compat.limits import ActorOptions, LimitedObject
@@ -210,9 +210,14 @@ class _Call:
 
 
 class _RemoteActor:
-    """An actor of the program's hub. Its calls begin in order; it lives on the hub's event loop."""
+    """An actor of the program's hub. Its calls begin in order; it lives on the hub's event loop.
 
-    def __init__(self, hub: _Hub, name: str) -> None:
+    Attributes:
+        actor_name: its name, for handles in values.
+    """
+
+    def __init__(self, hub: _Hub, name: str, path: str) -> None:
+        self.actor_name = ActorName(new_name(path), path)
         self._actors = hub.actors
         self._values = hub.values
         self._name = name
@@ -226,8 +231,14 @@ class _RemoteActor:
 
     def start(self, make: Callable[..., Any], arguments: _Arguments, options: ActorOptions) -> None:
         """Start the process; calls wait until it answers."""
+        self._actors.reserve(self.actor_name.name)
         self._handle = self._loop.create_task(self._started(make, arguments, options))
-        self._handle.add_done_callback(lambda _: self._advance())
+        self._handle.add_done_callback(self._start_ended)
+
+    def _start_ended(self, started: asyncio.Future[ActorHandle]) -> None:
+        if started.cancelled() or started.exception() is not None:
+            self._actors.give_up(self.actor_name.name)
+        self._advance()
 
     async def _started(
         self, make: Callable[..., Any], arguments: _Arguments, options: ActorOptions
@@ -244,22 +255,16 @@ class _RemoteActor:
             make = LimitedObject
         try:
             handles = await self._actors.start_packed(
-                make, packed, restarts=options.max_restarts, on=options.on
+                make,
+                packed,
+                restarts=options.max_restarts,
+                on=options.on,
+                name=self.actor_name.name,
             )
         except RemoteError as error:
             error.method = self._name  # with limits, it is not the user's class
             raise
         return handles[0]
-
-    async def actor_name(self) -> ActorName:
-        """Return the actor's name as soon as it answers calls.
-
-        Raises:
-            ActorError: it could not be started.
-        """
-        assert self._handle is not None
-        await asyncio.wait([self._handle])
-        return self._handle.result().__actor__
 
     def add(self, call: _Call) -> None:
         """Begin a call after all earlier ones."""
@@ -424,6 +429,8 @@ class _Hub:
     def start(
         self,
         name: str,
+        *,
+        path: str,
         make: Callable[..., Any],
         arguments: _Arguments,
         options: ActorOptions,
@@ -433,7 +440,7 @@ class _Hub:
         Raises:
             ActorError: the hub has ended.
         """
-        actor = _RemoteActor(self, name)
+        actor = _RemoteActor(self, name, path)
         self._remote_actors.add(actor)
         self.call_soon(actor.start, make, arguments, options)
         return actor
@@ -569,13 +576,8 @@ class RemoteHandle(RefHandle):
 
     @property
     def __actor__(self) -> ActorName:
-        """Name of the actor, for its way as an argument.
-
-        Raises:
-            ActorError: it could not be started.
-        """
-        name: ActorName = self._hub.run(self._actor.actor_name())
-        return name
+        """Name of the actor, for its way as an argument."""
+        return self._actor.actor_name
 
 
 class RemoteClass:
@@ -617,14 +619,21 @@ class RemoteClass:
             UnsendableError: an argument can't be sent.
         """
         make = self._cls if import_path_of(self._cls) else self._decorated
-        if import_path_of(make) is None:
+        path = import_path_of(make)
+        if path is None:
             raise ConfigError(
                 f"{self._cls!r} can't be imported by other processes.",
                 hint="Define it by class at the top level of a module, or of the script that you run.",
             )
         arguments = _Arguments(args, kwargs)
         hub = _hub_in_use()
-        actor = hub.start(self._cls.__qualname__, make, arguments, self._options)
+        actor = hub.start(
+            self._cls.__qualname__,
+            path=path,
+            make=make,
+            arguments=arguments,
+            options=self._options,
+        )
         return RemoteHandle(hub, actor, self._cls)
 
     def options(self, **options: Any) -> RemoteClass:

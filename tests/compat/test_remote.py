@@ -180,6 +180,20 @@ def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any) -> No
         aiorl.kill(counter)
 
 
+def test_a_handle_is_an_argument_before_its_actor_has_started(shared: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    slow = RemoteCounter.remote(5)
+    later = RemoteCounter.remote(slow.wait_for.remote(str(file)))
+    sum_of_later = shared.add_to.remote(later, 10)
+    failing = RemoteCounter.remote(RemoteCounter.remote(0).divide.remote(1))
+    with pytest.raises(RemoteError, match="could not be started"):
+        aiorl.get(shared.add_to.remote(failing, 10))
+    file.touch()
+    assert aiorl.get(sum_of_later) == 15
+    aiorl.kill(slow)
+    aiorl.kill(later)
+
+
 def test_a_decorated_class_has_its_options_and_makes_plain_objects_too() -> None:
     counter = things.Decorated.remote(1)
     assert aiorl.get(counter.variable.remote("OMP_NUM_THREADS")) == "3"
