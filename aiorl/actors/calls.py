@@ -178,8 +178,8 @@ class Calls:
         call = self._remove(call_id)
         if call is None:  # it was cancelled
             return
-        if ok and isinstance(call, RemoteCall) and call.keeps_packed:
-            call.succeed(PackedValue(result, self.make_handle))
+        if ok and isinstance(call, RemoteCall) and call.make_later is not None:
+            call.succeed(PackedValue(result, call.make_later))
             return
         answer, error = answer_of(call.method, ok=ok, result=result, make_handle=self.make_handle)
         if error is None:
@@ -269,7 +269,8 @@ class RemoteCall(asyncio.Future[Any]):
         method: name of the method with its class, for people.
         actor: name of the actor.
         is_prepared: True until it is sent.
-        keeps_packed: True if the result is to be a `PackedValue`, for readers of a reference.
+        make_later: makes handles for readers of a reference, if the result is to be a
+            `PackedValue`; None unpacks it when it arrives.
 
     Raises:
         RemoteError: when awaited: the method raised an exception.
@@ -283,7 +284,7 @@ class RemoteCall(asyncio.Future[Any]):
         self.method = f"{actor.path.rpartition(':')[2]}.{method}"
         self.actor = actor.name
         self.is_prepared = True
-        self.keeps_packed = False
+        self.make_later: MakeHandle | None = None
         self._calls = calls
         self._name = method
         self._args = args
@@ -479,7 +480,7 @@ class RemoteMethod:
 
         def begin() -> None:
             call = self._handle.__begin__(self._name, packed)
-            call.keeps_packed = True
+            call.make_later = self._handle.__calls__.make_handle
             call.add_done_callback(functools.partial(settle, future))
 
         loop.call_soon_threadsafe(begin)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from aiorl.actors.calls import ActorHandle, RemoteCall
 from aiorl.actors.hub import Actors, new_name
@@ -120,11 +120,14 @@ def put(value: Any) -> ObjectRef:
     """
     if isinstance(value, ObjectRef):
         raise TypeError("put takes a value, got a reference: pass the reference itself")
-    return PutRef(PackedValue(pack(value), _same_handle, imports_code=True))
+    return PutRef(PackedValue(pack(value), _handle_of, imports_code=True))
 
 
-def _same_handle(name: str, path: str) -> Any:
-    return ActorName(name, path)
+def _handle_of(name: str, path: str) -> Any:
+    """Return the handle of an actor; its name alone if it has ended and is forgotten."""
+    hub = _current()
+    handle = None if hub is None else hub.handle_of(name)
+    return handle or ActorName(name, path)
 
 
 # Calls
@@ -214,13 +217,16 @@ class _RemoteActor:
 
     Attributes:
         actor_name: its name, for handles in values.
+        cls: its class.
     """
 
-    def __init__(self, hub: _Hub, name: str, path: str) -> None:
+    def __init__(self, hub: _Hub, cls: type[Any], path: str) -> None:
         self.actor_name = ActorName(new_name(path), path)
+        self.cls = cls
         self._actors = hub.actors
         self._values = hub.values
-        self._name = name
+        self._running = hub.running
+        self._name = cls.__qualname__
         self._calls: deque[_Call] = deque()
         self._awaited: Future[Any] | None = None
         self._begun: set[RemoteCall] = set()
@@ -245,7 +251,9 @@ class _RemoteActor:
     ) -> ActorHandle:
         pending = arguments.first_pending()
         while pending is not None:
-            await asyncio.wait([asyncio.wrap_future(pending)])
+            wrapped = asyncio.wrap_future(pending)
+            await asyncio.wait([wrapped])
+            wrapped.exception()  # or asyncio reports that no one has read it
             pending = arguments.first_pending()
         packed = arguments.packed()
         limits = options.limits()
@@ -309,7 +317,7 @@ class _RemoteActor:
             call.future.set_exception(error)
             return
         begun.method = f"{self._name}.{call.method}"
-        begun.keeps_packed = True
+        begun.make_later = _handle_of
         self._begun.add(begun)
         # the closure keeps shared arguments until the call has ended
         begun.add_done_callback(functools.partial(self._ended, call))
@@ -327,6 +335,7 @@ class _RemoteActor:
     async def stop(self) -> None:
         """End the actor's process."""
         assert self._handle is not None
+        self._running.discard(self)
         if not self._handle.done():
             self._handle.cancel()
             await asyncio.wait([self._handle])
@@ -354,6 +363,7 @@ class _Hub:
         loop: the event loop.
         actors: the actors.
         values: values that they share.
+        running: actors that have not been stopped.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -371,7 +381,8 @@ class _Hub:
         self.actors: Actors
         self.values: _SharedValues
         self._is_closing = asyncio.Event()
-        self._remote_actors: WeakSet[_RemoteActor] = WeakSet()
+        self.running: set[_RemoteActor] = set()
+        self._by_name: WeakValueDictionary[str, _RemoteActor] = WeakValueDictionary()
         opened: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(opened, settings), name="aiorl-actors", daemon=True
@@ -395,7 +406,7 @@ class _Hub:
                 raise
             opened.set_exception(error)
         finally:
-            for actor in list(self._remote_actors):
+            for actor in list(self._by_name.values()):
                 actor.close()
 
     def close(self) -> None:
@@ -428,7 +439,7 @@ class _Hub:
 
     def start(
         self,
-        name: str,
+        cls: type[Any],
         *,
         path: str,
         make: Callable[..., Any],
@@ -440,10 +451,16 @@ class _Hub:
         Raises:
             ActorError: the hub has ended.
         """
-        actor = _RemoteActor(self, name, path)
-        self._remote_actors.add(actor)
+        actor = _RemoteActor(self, cls, path)
+        self._by_name[actor.actor_name.name] = actor
+        self.running.add(actor)
         self.call_soon(actor.start, make, arguments, options)
         return actor
+
+    def handle_of(self, name: str) -> RemoteHandle | None:
+        """Return a handle of an actor, None if it is forgotten."""
+        actor = self._by_name.get(name)
+        return None if actor is None else RemoteHandle(self, actor)
 
 
 _lock = threading.RLock()
@@ -544,20 +561,19 @@ class RemoteHandle(RefHandle):
     """An actor; ``handle.method.remote(...)`` calls one of its methods.
 
     A handle can be an argument of a call. The actor that gets it calls the other by ``await
-    handle.method(...)``.
+    handle.method(...)``. Handles of one actor are equal.
     """
 
     _cls: type[Any]
 
-    def __init__(self, hub: _Hub, actor: _RemoteActor, cls: type[Any]) -> None:
+    def __init__(self, hub: _Hub, actor: _RemoteActor) -> None:
         """Prepare the handle; `RemoteClass.remote` returns them.
 
         Args:
             hub: the program's actors.
             actor: this one.
-            cls: its class.
         """
-        super().__init__(self._begin, cls)
+        super().__init__(self._begin, actor.cls)
         self._hub = hub
         self._actor = actor
 
@@ -567,6 +583,12 @@ class RemoteHandle(RefHandle):
         call = _Call(method, _Arguments(args, kwargs), future)
         self._hub.call_soon(self._actor.add, call)
         return future
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteHandle) and other._actor is self._actor
+
+    def __hash__(self) -> int:
+        return hash(self._actor)
 
     def __repr__(self) -> str:
         return f"<remote {self._cls.__qualname__}>"
@@ -628,13 +650,13 @@ class RemoteClass:
         arguments = _Arguments(args, kwargs)
         hub = _hub_in_use()
         actor = hub.start(
-            self._cls.__qualname__,
+            self._cls,
             path=path,
             make=make,
             arguments=arguments,
             options=self._options,
         )
-        return RemoteHandle(hub, actor, self._cls)
+        return RemoteHandle(hub, actor)
 
     def options(self, **options: Any) -> RemoteClass:
         """Return the class with other options.

@@ -176,8 +176,14 @@ def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any) -> No
     assert aiorl.get(handle.add.remote(1)) == 13
     with pytest.raises(RemoteError, match=r"Counter\.add raised TypeError"):
         aiorl.get(handle.add.remote("a"))
-    for counter in counters:
-        aiorl.kill(counter)
+    ref = aiorl.put({"counters": counters, "other": RemoteCounter.remote(7)})
+    assert aiorl.get(ref)["counters"] == counters
+    assert aiorl.get(aiorl.get(ref)["other"].pair.remote()) == [7, -7]
+    assert len({handle, counters[1], aiorl.get(ref)["other"]}) == 2
+    for other in (counters[0], handle):
+        aiorl.kill(other)
+    with pytest.raises(ActorLost):
+        aiorl.get(counters[1].add.remote(1))
 
 
 def test_a_handle_is_an_argument_before_its_actor_has_started(shared: Any, tmp_path: Path) -> None:
