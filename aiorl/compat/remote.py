@@ -302,7 +302,8 @@ class _RemoteActor:
     def _begin(self, call: _Call) -> None:
         assert self._handle is not None
         if call.method == TERMINATE:
-            task = self._loop.create_task(self._terminate(call.future))
+            task = self._loop.create_task(self._terminate())
+            task.add_done_callback(functools.partial(settle, call.future))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             return
@@ -326,11 +327,10 @@ class _RemoteActor:
         self._begun.discard(ended)
         settle(call.future, ended)
 
-    async def _terminate(self, future: Future[Any]) -> None:
+    async def _terminate(self) -> None:
         if self._begun:
             await asyncio.wait(self._begun)
         await self.stop()
-        future.set_result(None)
 
     async def stop(self) -> None:
         """End the actor's process."""
@@ -380,6 +380,9 @@ class _Hub:
         self.loop: asyncio.AbstractEventLoop
         self.actors: Actors
         self.values: _SharedValues
+        # no call is queued behind the end of the event loop, where no one would answer it
+        self._lock = threading.Lock()
+        self._is_ending = False
         self._is_closing = asyncio.Event()
         self.running: set[_RemoteActor] = set()
         self._by_name: WeakValueDictionary[str, _RemoteActor] = WeakValueDictionary()
@@ -401,41 +404,64 @@ class _Hub:
                 self.values = _SharedValues(self.actors)
                 opened.set_result(None)
                 await self._is_closing.wait()
+                self._end_calls()
         except Exception as error:
             if opened.done():
                 raise
             opened.set_exception(error)
         finally:
-            for actor in list(self._by_name.values()):
+            with self._lock:
+                self._is_ending = True
+            await asyncio.sleep(0)  # calls that were queued before
+            self._end_calls()
+
+    def _end_calls(self) -> None:
+        for ref in self._by_name.valuerefs():  # a list, whatever other threads add
+            actor = ref()
+            if actor is not None:
                 actor.close()
 
     def close(self) -> None:
         """End all actors and the thread."""
         with contextlib.suppress(ActorError):
-            self.call_soon(self._is_closing.set)
+            self.call_soon(self._is_closing.set, is_last=True)
         self._thread.join()
 
-    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
+    def call_soon(self, function: Callable[..., Any], *args: Any, is_last: bool = False) -> None:
         """Call a function on the event loop.
 
+        Args:
+            function: the function.
+            *args: its arguments.
+            is_last: True to refuse all later ones.
+
         Raises:
-            ActorError: the hub has ended.
+            ActorError: the hub has ended, or ends.
         """
-        try:
+        with self._lock:
+            if self._is_ending:
+                raise ActorError(f"{_ENDED}: start new ones")
+            self._is_ending = is_last
             self.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop is closed
-            raise ActorError(f"{_ENDED}: start new ones") from None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, and return its result.
 
         Raises:
-            ActorError: the hub has ended.
+            ActorError: the hub has ended, or ends.
         """
-        if self.loop.is_closed():
+        future: Future[T] = Future()
+
+        def begin() -> None:
+            task = self.loop.create_task(coroutine)
+            task.add_done_callback(functools.partial(settle, future))
+
+        try:
+            self.call_soon(begin)
+        except ActorError:
             coroutine.close()
-            raise ActorError(_ENDED)
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+            raise
+        return future.result()
 
     def start(
         self,

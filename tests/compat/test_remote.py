@@ -501,6 +501,31 @@ def test_a_value_that_several_calls_use_is_sent_once_to_those_that_can_be_far(
     assert releases == shares
 
 
+def test_the_end_of_the_hub_ends_the_calls_of_all_threads() -> None:
+    counter = RemoteCounter.remote(5)
+    aiorl.get(counter.add.remote(1))
+    errors = []
+
+    def work(begun: threading.Event) -> None:
+        try:
+            while True:
+                aiorl.get(counter.add.remote(1), timeout=60)
+                begun.set()
+        except Exception as error:
+            errors.append(type(error))
+
+    all_begun = [threading.Event() for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(begun,)) for begun in all_begun]
+    for thread in threads:
+        thread.start()
+    for begun in all_begun:
+        begun.wait()
+    aiorl.shutdown()
+    for thread in threads:
+        thread.join()
+    assert all(issubclass(error, ActorError) for error in errors), errors
+
+
 def test_calls_after_the_end_of_the_hub_are_errors() -> None:
     counter = RemoteCounter.remote(5)
     pending = counter.add.remote(1)
