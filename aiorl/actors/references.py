@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent import futures
@@ -47,18 +48,29 @@ class ObjectRef:
     reference that no one reads fails, its error is logged.
     """
 
-    __slots__ = ("__weakref__", "_future", "_is_read")
+    __slots__ = ("__weakref__", "_future", "_is_read", "_pid")
 
     def __init__(self, future: Future[Any]) -> None:
         """Refer to the result of ``future``."""
         self._future = future
         self._is_read = False
+        self._pid = os.getpid()
 
     @property
     def future(self) -> Future[Any]:
-        """The future of the result, which can be a `PackedValue`."""
+        """The future of the result, which can be a `PackedValue`.
+
+        Raises:
+            ActorError: the call has not ended, and this is a fork of the process that made it.
+        """
         self._is_read = True
+        self.refuse_wait_in_fork()
         return self._future
+
+    def refuse_wait_in_fork(self) -> None:
+        """Raise ActorError if the call has not ended, in a fork of its process."""
+        if not self.is_ready():
+            refuse_in_fork(self._pid)
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the result, and return it; see `get`."""
@@ -80,6 +92,19 @@ class ObjectRef:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {id(self):#x}, {'ready' if self.is_ready() else 'pending'}>"
+
+
+def refuse_in_fork(pid: int) -> None:
+    """Raise ActorError in a fork of a process that has calls: the answers go to that process alone.
+
+    Args:
+        pid: the process.
+    """
+    if os.getpid() != pid:
+        raise ActorError(
+            f"this process is a fork of process {pid}, whose actors it can't call: start new actors"
+            " here, or call those of the other process before the fork"
+        )
 
 
 def _unpacked(result: Any) -> Any:
@@ -119,6 +144,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> 
     Raises:
         RemoteError: the method of an actor raised an exception.
         ActorLost: an actor ended before it answered.
+        ActorError: a call was cancelled, or made before the fork of this process.
         TimeoutError: time is up.
         TypeError: ``refs`` is something else.
     """
@@ -145,9 +171,12 @@ def wait(
 
     Raises:
         TypeError: ``refs`` is not a list of references.
+        ActorError: a call was made before the fork of this process, and has not ended.
         ValueError: a reference occurs twice, or ``num_returns`` is not between 1 and their number.
     """
     refs = _checked(refs, "wait")
+    for ref in refs:
+        ref.refuse_wait_in_fork()
     if len(set(refs)) < len(refs):
         raise ValueError("wait: a reference occurs twice, expected each once")
     if not 1 <= num_returns <= len(refs):

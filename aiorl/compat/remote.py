@@ -27,7 +27,7 @@ from weakref import WeakValueDictionary
 
 from aiorl.actors.calls import ActorHandle, RemoteCall
 from aiorl.actors.hub import Actors, new_name
-from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, settle
+from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, refuse_in_fork, settle
 from aiorl.actors.values import ActorName, PackedValue, num_bytes, pack
 from aiorl.compat.limits import ActorOptions, LimitedObject
 from aiorl.config.code import import_path_of, refuse_in_import
@@ -436,8 +436,9 @@ class _Hub:
             is_last: True to refuse all later ones.
 
         Raises:
-            ActorError: the hub has ended, or ends.
+            ActorError: the hub has ended, or ends, or this is a fork of its process.
         """
+        refuse_in_fork(self.pid)
         with self._lock:
             if self._is_ending:
                 raise ActorError(f"{_ENDED}: start new ones")

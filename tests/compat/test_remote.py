@@ -409,6 +409,39 @@ def test_a_program_leaves_no_process_however_it_ends(end: str, status: int, tmp_
     assert not any(psutil.pid_exists(int(pid)) for pid in ended.stdout.split())
 
 
+def test_calls_in_a_fork_are_errors_and_its_own_actors_work(tmp_path: Path) -> None:
+    program = """\
+import os
+import sys
+import aiorl
+from aiorl.errors import ActorError
+from remote_things import Counter
+
+RemoteCounter = aiorl.remote(Counter)
+
+if __name__ == "__main__":
+    counter = RemoteCounter.remote(5)
+    pending = counter.wait_for.remote(sys.argv[0] + ".missing")
+    pid = os.fork()
+    if pid:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    for call in (
+        lambda: counter.add.remote(1),
+        lambda: aiorl.get(pending),
+        lambda: aiorl.wait([pending]),
+        lambda: aiorl.kill(counter),
+    ):
+        try:
+            call()
+        except ActorError as error:
+            print("fork" in str(error))
+    print(aiorl.get(RemoteCounter.remote(1).add.remote(1)))
+"""
+    ended = run(program, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == [*["True"] * 4, "2"]
+
+
 def test_ctrl_c_in_get_ends_the_program_and_its_actors(tmp_path: Path) -> None:
     program = ENDS.format(end="aiorl.get(counters[0].wait.remote())")
     process = subprocess.Popen(
