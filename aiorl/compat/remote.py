@@ -233,6 +233,7 @@ class _RemoteActor:
         self._handle: asyncio.Task[ActorHandle] | None = None
         self._loop = hub.loop
         self._is_closed = False
+        self._is_terminated = False
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, make: Callable[..., Any], arguments: _Arguments, options: ActorOptions) -> None:
@@ -302,10 +303,15 @@ class _RemoteActor:
     def _begin(self, call: _Call) -> None:
         assert self._handle is not None
         if call.method == TERMINATE:
+            self._is_terminated = True
             task = self._loop.create_task(self._terminate())
             task.add_done_callback(functools.partial(settle, call.future))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
+            return
+        if self._is_terminated:
+            reason = f"an earlier call of {TERMINATE} ends it"
+            call.future.set_exception(ActorLost(self._name, reason))
             return
         try:
             args = call.arguments.packed_with_shared(self._values)

@@ -281,9 +281,12 @@ def test_an_actor_is_killed_at_once_or_terminates_after_its_calls(tmp_path: Path
     pid = aiorl.get(counter.pid.remote())
     waiting = counter.wait_for.remote(str(file))
     ended = counter.__ray_terminate__.remote()
+    late = counter.add.remote(1)
+    with pytest.raises(ActorLost, match="__ray_terminate__"):
+        aiorl.get(late)
     assert aiorl.wait([ended], timeout=0.05) == ([], [ended])
     file.touch()
-    assert aiorl.get([waiting, ended]) == [5, None]
+    assert aiorl.get([waiting, ended, counter.__ray_terminate__.remote()]) == [5, None, None]
     assert not psutil.pid_exists(pid)
     stuck = RemoteCounter.remote(5)
     aiorl.get(stuck.pid.remote())
