@@ -288,7 +288,8 @@ class ActorHost:
         """Send the items of a generator as the caller takes them, and close it."""
         if not call.credit:
             raise TypeError(
-                f"{call.method} is a generator: iterate over the call with `async for` at once"
+                f"{call.method} is a generator: iterate over the call with `async for` at once, or"
+                " return a list"
             )
         credit = self._credits[call.call_id]
         async with contextlib.aclosing(self._all_of(items)) as stream:

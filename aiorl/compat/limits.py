@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -17,6 +18,9 @@ from aiorl.process.machine import check_heap
 
 _THREADS = (*ONE_THREAD, "TF_NUM_INTRAOP_THREADS")
 """Environment variables with the number of threads of a library."""
+
+_LIMITS = ("num_cpus", "num_gpus", "memory", "object_store_memory")
+"""Options of the process itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,11 @@ class ActorOptions:
         Raises:
             ConfigError: a limit is impossible, or there are GPUs or custom resources.
         """
-        for name in ("num_cpus", "num_gpus", "memory", "object_store_memory", "max_restarts"):
+        restarts = self.max_restarts
+        if not isinstance(restarts, int) or restarts < 0:
+            text = f"max_restarts is {restarts!r}, expected a whole number of at least 0."
+            raise ConfigError(text, key="max_restarts", value=restarts)
+        for name in _LIMITS:
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and math.isfinite(value)
             if value is not None and not (is_number and value >= 0):
@@ -67,10 +75,25 @@ class ActorOptions:
                 hint="Start workers on hosts with these resources.",
             )
 
+    def changed(self, options: Mapping[str, Any]) -> ActorOptions:
+        """Return a copy with other options.
+
+        Args:
+            options: attribute -> value.
+
+        Raises:
+            ConfigError: there is no such option, or its value is impossible.
+        """
+        names = [field.name for field in dataclasses.fields(self)]
+        for name, value in options.items():
+            if name not in names:
+                text = f"an actor has no option {name!r}, expected one of: {', '.join(names)}."
+                raise ConfigError(text, key=name, value=value)
+        return dataclasses.replace(self, **options)
+
     def limits(self) -> dict[str, float]:
         """Return the limits of the process that are set."""
-        names = ("num_cpus", "num_gpus", "memory", "object_store_memory")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in _LIMITS if getattr(self, name) is not None}
 
 
 class LimitedObject:

@@ -651,7 +651,15 @@ class RemoteClass:
             options: limits of the processes, and restarts.
             decorated: the object that has the name of the class in its module if `remote` was its
                 decorator; None for this one.
+
+        Raises:
+            TypeError: ``cls`` is not a class, but the name of one that derives from a `RemoteClass`.
         """
+        if not inspect.isclass(cls):
+            raise TypeError(
+                f"{cls!r:.100} derives from what aiorl.remote has returned: let it derive from the"
+                " plain class, then pass it to aiorl.remote"
+            )
         functools.update_wrapper(self, cls, updated=())
         self._cls = cls
         self._options = options
@@ -698,10 +706,9 @@ class RemoteClass:
             **options: attributes of `ActorOptions`.
 
         Raises:
-            ConfigError: a limit is impossible.
+            ConfigError: a limit is impossible, or there is no such option.
         """
-        changed = dataclasses.replace(self._options, **options)
-        return RemoteClass(self._cls, changed, self._decorated)
+        return RemoteClass(self._cls, self._options.changed(options), self._decorated)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return a plain object of the class."""
@@ -717,7 +724,7 @@ def remote(*args: Any, **options: Any) -> Any:
         **options: attributes of `ActorOptions`.
 
     Raises:
-        ConfigError: a limit is impossible.
+        ConfigError: a limit is impossible, or there is no such option.
         TypeError: it is something else than a class.
     """
     if not args:
@@ -728,7 +735,7 @@ def remote(*args: Any, **options: Any) -> Any:
             f"remote takes a class, got {cls!r:.100}: put a function into a class, as one of its"
             " methods"
         )
-    return RemoteClass(cls, ActorOptions(**options))
+    return RemoteClass(cls, ActorOptions().changed(options))
 
 
 def kill(handle: RemoteHandle) -> None:

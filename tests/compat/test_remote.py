@@ -212,6 +212,16 @@ def test_a_decorated_class_has_its_options_and_makes_plain_objects_too() -> None
         aiorl.remote(things.make_env)
     with pytest.raises(ConfigError, match="max_restarts"):
         things.Decorated.options(max_restarts=-1)
+    with pytest.raises(ConfigError, match="whole number"):
+        RemoteCounter.options(max_restarts=1.5)
+    with pytest.raises(ConfigError, match=r"no option 'name', expected one of: num_cpus, .*on\."):
+        RemoteCounter.options(name="counter")
+    with pytest.raises(ConfigError, match="no option 'lifetime'"):
+        aiorl.remote(lifetime="detached")(Counter)
+    with pytest.raises(TypeError, match=r"'Derived' derives from .* plain class"):
+        type(things.Decorated)("Derived", (things.Decorated,), {})
+    with pytest.raises(RemoteError, match=r"is a generator: .* or return a list"):
+        aiorl.get(counter.count.remote(2))
     aiorl.kill(counter)
     aiorl.kill(other)
 

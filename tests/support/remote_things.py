@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,9 @@ class Counter:
     @aiorl.method(num_returns=2)
     def pair_of_lists(self) -> tuple[list[int], list[int]]:
         return [1], [-1]
+
+    def count(self, limit: int) -> Iterator[int]:
+        yield from range(limit)
 
     def as_it_is(self, value: Any) -> Any:
         return value
