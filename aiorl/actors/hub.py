@@ -320,7 +320,11 @@ class Actors:
         self._session.reserve(name)
 
     def give_up(self, name: str) -> None:
-        """End calls of an actor that has not been started; see `reserve`."""
+        """End the calls of an actor that has not been started.
+
+        Args:
+            name: what `reserve` was given.
+        """
         self._session.end(name, "it could not be started")
         self._flush()
 

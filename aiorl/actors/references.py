@@ -43,9 +43,9 @@ class Submit(Protocol):
 class ObjectRef:
     """Result of a call that may not have ended: `get` returns it, and so does ``await``.
 
-    An argument of a call can be a reference; the method gets the result. What is read is a copy but
-    for arrays, so that changes of it don't reach later readers and calls. If the call of a
-    reference that no one reads fails, its error is logged.
+    An argument of a call can be a reference; the method gets the result. Each reader gets a
+    copy, apart from arrays, so that changes of it don't reach later readers and calls. If the call
+    of a reference that no one reads fails, its error is logged.
     """
 
     __slots__ = ("__weakref__", "_future", "_is_read", "_pid")
@@ -73,7 +73,11 @@ class ObjectRef:
             refuse_in_fork(self._pid)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the result, and return it; see `get`."""
+        """Wait for the result, and return it; see `get`.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+        """
         return _unpacked(self.future.result(timeout))
 
     def is_ready(self) -> bool:
