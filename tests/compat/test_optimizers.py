@@ -24,7 +24,7 @@ from optimizer_things import (
     timestep_of,
     weight_of,
 )
-from plain_policies import PlainPolicy
+from plain_policies import PlainPolicy, RandomPolicy
 from rollout_workers import by_agent
 
 import aiorl
@@ -149,6 +149,25 @@ def test_each_worker_gets_its_index_and_a_seed_of_its_own(make: Make) -> None:
         optimizer.foreach_worker("optimizer_things:fail_elsewhere")
     with pytest.raises(ConfigError, match="num_workers"):
         make(SyncSamplesOptimizer, num_workers=-1)
+
+
+def test_workers_of_a_set_draw_actions_of_their_own_from_one_seed() -> None:
+    first, second = drawn_actions()
+    assert first != second
+    assert drawn_actions() == [first, second]
+
+
+def drawn_actions() -> list[list[int]]:
+    """Return the actions of the first batch of two remote workers with the same environment."""
+    workers = WorkerSet(
+        env_creator=counting,
+        policy=RandomPolicy,
+        trainer_config={"seed": 7, "rollout_fragment_length": 32},
+        num_workers=2,
+    )
+    batches = aiorl.get([worker.sample.remote() for worker in workers.remote_workers()])
+    workers.stop()
+    return [batch["actions"].tolist() for batch in batches]
 
 
 def test_counters_are_saved_and_restored(make: Make) -> None:
