@@ -139,6 +139,7 @@ def test_methods_of_running_workers_are_called_between_fragments_without_a_hole_
     check_ledger(result)
     assert result["ledger"]["sampled"] == before["ledger"]["sampled"] + 64
     assert result["ledger"]["trained"] == result["ledger"]["sampled"]
+    assert result["episodes_this_iter"] == 16, "without those of the calls"
 
 
 def test_references_are_arguments_of_running_workers(trainer: Any) -> None:
