@@ -206,10 +206,17 @@ def _wrap_worker(worker: Worker) -> RolloutWorker:
     return WrappedWorker(worker)
 
 
+def _worker_class() -> type[RolloutWorker]:
+    from aiorl.compat.rollout_worker import RolloutWorker
+
+    return RolloutWorker
+
+
 registry.register(
     build_trainer=_build_trainer,
     translate_old_keys=_translate_old_keys,
     wrap_worker=_wrap_worker,
+    worker_class=_worker_class,
 )
 
 

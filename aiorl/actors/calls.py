@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
-from aiorl.actors.references import ObjectRef, settle
+from aiorl.actors.references import ObjectRef, settle, with_results
 from aiorl.actors.values import ActorName, MakeHandle, PackedValue, pack, unpack
 from aiorl.errors import ActorError, ActorLost, RemoteError, RemoteProtocolError
 from aiorl.net.wire import messages as m
@@ -465,17 +465,20 @@ class RemoteMethod:
         """Begin a call from another thread than that of the event loop, as in Ray: in a method of
         an actor that is not asynchronous, for example.
 
+        It waits for the results of references among the arguments.
+
         Returns:
             The reference to the result, for `get` and `wait`.
 
         Raises:
             ActorError: this is the thread of the event loop.
             UnsendableError: an argument can't be sent.
+            Exception: the call of a reference raised it.
         """
-        packed = packed_arguments(args, kwargs)
         loop = self._handle.__calls__.loop
         if _running_loop() is loop:
             raise ActorError(f"in `async def` functions, write: await {self._name}(...)")
+        packed = packed_arguments(*with_results(args, kwargs))
         future: Future[Any] = Future()
 
         def begin() -> None:

@@ -159,6 +159,25 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> 
     return [_unpacked(future.result(_seconds_until(end))) for future in all_futures]
 
 
+def with_results(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with results in place of references; wait for calls that have
+    not ended.
+
+    As in Ray, only an argument itself can be a reference, not a part of one.
+
+    Raises:
+        Exception: the call of a reference raised it.
+    """
+    positional = tuple(_result_of(value) for value in args)
+    return positional, {name: _result_of(value) for name, value in kwargs.items()}
+
+
+def _result_of(value: Any) -> Any:
+    return _unpacked(value.future.result()) if isinstance(value, ObjectRef) else value
+
+
 def wait(
     refs: Sequence[ObjectRef], num_returns: int = 1, timeout: float | None = None
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:

@@ -42,7 +42,7 @@ from aiorl.data.columns import (
 )
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
-from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.errors import ActorLost, BatchError, ConfigError, PolicyError
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replay.spec import ReplaySpec
@@ -679,7 +679,8 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
     workers make the next ones.
 
     It is the data flow of IMPALA. A worker has few calls under way, so samples are never much older
-    than the weights, and nothing queues up when learning is slow.
+    than the weights, and nothing queues up when learning is slow. After an error of a worker, `step`
+    can be called again: unless the worker is lost for good, it samples again.
     """
 
     def __init__(
@@ -763,9 +764,7 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             if not ready:
                 ready, _ = wait(refs)
             for ref in ready:
-                worker = self._pending.pop(ref)
-                batch = get(ref)
-                self._request(worker)
+                batch = self._arrived(ref)
                 self._take(batch)
                 if len(self._kept) > self._least_kept:
                     self._replay()
@@ -813,6 +812,25 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             num_begun = sum(other == worker for other in self._pending.values())
             for _ in range(self._in_flight - num_begun):
                 self._request(worker)
+
+    def _arrived(self, ref: ObjectRef) -> Batch:
+        """Return a worker's batch, and let the worker make another one unless it is lost for good.
+
+        Raises:
+            ActorLost: the worker was lost.
+            RemoteError: its sampling raised an exception.
+        """
+        worker = self._pending.pop(ref)
+        is_lost = False
+        try:
+            batch: Batch = get(ref)
+        except ActorLost as error:
+            is_lost = not error.is_restarting
+            raise
+        finally:
+            if not is_lost:
+                self._request(worker)
+        return batch
 
     def _request(self, worker: Any) -> None:
         worker.set_weights.remote(self._weights, self._global_vars())

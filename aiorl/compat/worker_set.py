@@ -39,7 +39,8 @@ class WorkerSet:
             env_creator: see `RolloutWorker`; at the top level of a module, for remote workers.
             policy: see `RolloutWorker`; likewise.
             trainer_config: keys of a config. Those that have an argument of RolloutWorker are that
-                argument; all are the policies' base config.
+                argument; all but ``seed`` are the policies' base config. Each worker has a seed of
+                its own: ``seed`` plus its index.
             num_workers: number of remote workers.
 
         Raises:
@@ -50,7 +51,9 @@ class WorkerSet:
         arguments = inspect.signature(RolloutWorker).parameters.keys() - {"input_evaluation"}
         keys = {argument: KEY_OF_ARGUMENT.get(argument, argument) for argument in arguments}
         args = {argument: config[key] for argument, key in keys.items() if key in config}
-        args |= {"env_creator": env_creator, "policy": policy, "policy_config": config}
+        # each worker gives its policies a seed of its own, unless their config has one
+        policy_config = {key: value for key, value in config.items() if key != "seed"}
+        args |= {"env_creator": env_creator, "policy": policy, "policy_config": policy_config}
         self._local_worker, self._remote_workers = make_workers(RolloutWorker, args, num_workers)
 
     @classmethod

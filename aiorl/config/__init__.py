@@ -27,11 +27,13 @@ class Registry:
         translate_old_keys: renames or drops old keys, or raises ConfigError; see
             `aiorl.compat.old_keys`.
         wrap_worker: returns a RolloutWorker of a `sampling.Worker`, for code of users.
+        worker_class: returns the class RolloutWorker.
     """
 
     build_trainer: Callable[[CommonConfig], BuiltTrainer]
     translate_old_keys: Callable[[Settings], dict[str, Any]]
     wrap_worker: Callable[[Any], Any]
+    worker_class: Callable[[], type[Any]]
 
     def register(
         self,
@@ -39,11 +41,13 @@ class Registry:
         build_trainer: Callable[[CommonConfig], BuiltTrainer],
         translate_old_keys: Callable[[Settings], dict[str, Any]],
         wrap_worker: Callable[[Any], Any],
+        worker_class: Callable[[], type[Any]],
     ) -> None:
         """Provide the functions; see the attributes."""
         self.build_trainer = build_trainer
         self.translate_old_keys = translate_old_keys
         self.wrap_worker = wrap_worker
+        self.worker_class = worker_class
 
 
 registry = Registry()

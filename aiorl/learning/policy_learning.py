@@ -14,6 +14,7 @@ It uses the same code as the learner, but has no leases, train batches or schedu
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -49,6 +50,7 @@ from aiorl.learning.algorithm import (
     own_config,
 )
 from aiorl.learning.algorithms.registry import algorithm_class
+from aiorl.learning.algorithms.surrogate import KLPenalty
 from aiorl.learning.compiled import CompiledUpdate
 from aiorl.learning.experience import Fragments
 from aiorl.learning.keys.replay import ReplayKeys
@@ -72,10 +74,17 @@ class _Updates:
         self.count = 0
 
     def made(self, metrics: dict[str, Any]) -> None:
-        """Count an update with these metrics, to which knobs and targets adapt."""
+        """Count an update with these metrics, to which knobs and targets adapt.
+
+        The penalty on divergence adapts to whole train batches, and this may be one minibatch of
+        many: see `AlgorithmPolicy.update_kl`.
+        """
         self.count += 1
         for adaptation in self.plan.adaptations:
-            adaptation.after_update(metrics, self.count)
+            if isinstance(adaptation, KLPenalty):
+                adaptation.report(metrics)
+            else:
+                adaptation.after_update(metrics, self.count)
 
     def state(self) -> dict[str, Any]:
         """Return what to save besides the weights."""
@@ -471,6 +480,35 @@ class AlgorithmPolicy(TFPolicy):
         """Copy the networks to their target networks, which updates also do as the config says."""
         for target in self.learning.updates.plan.targets.values():
             target.take_over()
+
+    def update_kl(self, kl: float) -> float:
+        """Adapt the weight of the penalty on divergence, ``kl_coeff``, which `learn_on_batch` leaves
+        as it is.
+
+        Call this once for each train batch. The weight rises if ``kl`` is above twice
+        ``kl_target``, and falls if it is below half of it.
+
+        Args:
+            kl: mean ``kl`` over the minibatches of the last pass, nats; the figures of an optimizer
+                have it.
+
+        Returns:
+            The new weight.
+
+        Raises:
+            PolicyError: ``kl`` is not finite.
+            NotImplementedError: the algorithm has no such penalty.
+        """
+        if not math.isfinite(kl):
+            raise PolicyError(
+                f"update_kl: kl is {kl}, expected a finite number; nothing has changed"
+            )
+        for adaptation in self.learning.updates.plan.adaptations:
+            if isinstance(adaptation, KLPenalty):
+                return adaptation.update_kl(kl)
+        raise NotImplementedError(
+            f"{self._kind.__name__} has no penalty on divergence: only PPO and APPO have kl_coeff"
+        )
 
     def get_state(self) -> dict[str, Any]:
         """See `Policy.get_state`; includes optimisers, target networks and what adapts."""

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 Batch = SampleBatch | MultiAgentBatch
 T = TypeVar("T")
 
+MAX_EPISODES = 100_000
+"""Largest number of ended episodes whose metrics wait for ``get_metrics``."""
+
 
 class TurnGate:
     """Lock that lets another thread change weights or filters while no turn uses them.
@@ -103,7 +106,8 @@ class SyncSampler:
         self._iteration = Iteration(setup) if lockstep is None else None
         self._gate = TurnGate()
         self._sampling = threading.RLock()
-        self._metrics: deque[RolloutMetrics] = deque()
+        # bounded, since callers of ``get_data`` may never ask for metrics
+        self._metrics: deque[RolloutMetrics] = deque(maxlen=MAX_EPISODES)
         self._outputs: deque[Output] = deque()
         self._must_act = False
         self._is_stopped = False
@@ -158,7 +162,9 @@ class SyncSampler:
                 self._metrics.append(output)
 
     def get_metrics(self) -> list[RolloutMetrics]:
-        """Return the episodes that ended since the last call, with the current perf stats."""
+        """Return the episodes that ended since the last call, with the current perf stats; of more
+        than `MAX_EPISODES`, the newest.
+        """
         stats = self.perf.get()
         return [item._replace(perf_stats=dict(stats)) for item in _drained(self._metrics)]
 

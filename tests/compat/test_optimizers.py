@@ -5,15 +5,18 @@ R254.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from optimizer_things import (
+    FailingOnceWorker,
     GradientPolicy,
     StatePolicy,
     StepPolicy,
@@ -24,7 +27,7 @@ from optimizer_things import (
     timestep_of,
     weight_of,
 )
-from plain_policies import PlainPolicy
+from plain_policies import PlainPolicy, RandomPolicy
 from rollout_workers import by_agent
 
 import aiorl
@@ -149,6 +152,25 @@ def test_each_worker_gets_its_index_and_a_seed_of_its_own(make: Make) -> None:
         optimizer.foreach_worker("optimizer_things:fail_elsewhere")
     with pytest.raises(ConfigError, match="num_workers"):
         make(SyncSamplesOptimizer, num_workers=-1)
+
+
+def test_workers_of_a_set_draw_actions_of_their_own_from_one_seed() -> None:
+    first, second = drawn_actions()
+    assert first != second
+    assert drawn_actions() == [first, second]
+
+
+def drawn_actions() -> list[list[int]]:
+    """Return the actions of the first batch of two remote workers with the same environment."""
+    workers = WorkerSet(
+        env_creator=counting,
+        policy=RandomPolicy,
+        trainer_config={"seed": 7, "rollout_fragment_length": 32},
+        num_workers=2,
+    )
+    batches = aiorl.get([worker.sample.remote() for worker in workers.remote_workers()])
+    workers.stop()
+    return [batch["actions"].tolist() for batch in batches]
 
 
 def test_counters_are_saved_and_restored(make: Make) -> None:
@@ -325,6 +347,31 @@ def test_asynchronous_sampling_goes_on_after_a_worker_was_lost(make: Make) -> No
     trained = optimizer.num_steps_trained
     while optimizer.num_steps_trained < trained + 20:
         optimizer.step()
+
+
+@pytest.mark.parametrize(("failing", "error"), [("exits", ActorLost), ("raises", RemoteError)])
+def test_a_worker_that_failed_and_lives_again_samples_again(
+    tmp_path: Path, failing: str, error: type[Exception]
+) -> None:
+    """R254."""
+    optimizer = AsyncSamplesOptimizer.make(
+        FailingOnceWorker,
+        {
+            "env_creator": counting,
+            "policy": StepPolicy,
+            "policy_config": {"marker": str(tmp_path / "failed"), "failing": failing},
+            "rollout_fragment_length": 4,
+        },
+        num_workers=1,
+        optimizer_config={"train_batch_size": 4},
+        evaluator_resources={"max_restarts": 1},
+    )
+    with pytest.raises(error):
+        optimizer.step()
+    while optimizer.num_steps_trained < 20:
+        with contextlib.suppress(error):  # of the other call that was under way
+            optimizer.step()
+    optimizer.stop()
 
 
 def test_the_end_of_an_optimizer_ends_the_workers_that_it_made(make: Make) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import aiorl
+from aiorl.compat.optimizers import SyncSamplesOptimizer
 from aiorl.compat.rollout_worker import RolloutWorker
+from aiorl.compat.worker_set import WorkerSet
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 
@@ -197,11 +199,34 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make: Make) ->
     assert after["learning"]["updates"] == 1
 
 
-def test_penalties_adapt_to_the_updates(make: Make) -> None:
-    worker = make("PPOTFPolicy", {"kl_coeff": 1.0, "kl_target": 1e-4, "lr": 0.05})
-    rows = worker.sample()
-    coefficients = [worker.learn_on_batch(rows)["cur_kl_coeff"] for _ in range(3)]
-    assert coefficients == [1.0, 0.5, 0.75]
+@pytest.mark.parametrize(
+    "name", ["PPOTFPolicy", pytest.param("AsyncPPOTFPolicy", marks=pytest.mark.slow)]
+)
+def test_a_penalty_adapts_once_per_train_batch_when_asked(make: Make, name: str) -> None:
+    """Not with each of the many minibatches of a batch."""
+    worker = make(
+        name,
+        {"kl_coeff": 0.2, "kl_target": 0.01, "lr": 0.001, "rollout_fragment_length": 64},
+        rollout_fragment_length=64,
+    )
+    policy: Any = worker.get_policy()
+    optimizer = SyncSamplesOptimizer(
+        WorkerSet.of(worker), train_batch_size=64, num_sgd_iter=3, sgd_minibatch_size=32
+    )
+    assert [optimizer.step()["cur_kl_coeff"] for _ in range(2)] == [0.2, 0.2]
+    assert "kl" in optimizer.learner_stats
+    assert [policy.update_kl(kl) for kl in (0.021, 0.02, 0.005, 0.004)] == pytest.approx(
+        [0.3, 0.3, 0.3, 0.15]
+    )
+    assert optimizer.step()["cur_kl_coeff"] == pytest.approx(0.15)
+    with pytest.raises(PolicyError, match="nan"):
+        policy.update_kl(float("nan"))
+
+
+def test_only_a_policy_with_a_penalty_adapts_it(make: Make) -> None:
+    policy: Any = make("PGTFPolicy").get_policy()
+    with pytest.raises(NotImplementedError, match="PG"):
+        policy.update_kl(0.1)
 
 
 def test_gradients_of_any_number_of_rows_are_means_over_these_rows(make: Make) -> None:

@@ -80,6 +80,14 @@ def test_metrics_are_available_with_the_batch_and_are_drained(make_sampler):
     assert sampler.get_metrics() == []
 
 
+def test_only_the_newest_metrics_wait_for_a_caller_that_never_asks(make_sampler, monkeypatch):
+    monkeypatch.setattr("aiorl.sampling.sampler.MAX_EPISODES", 2)
+    sampler = make_sampler(single(3))
+    for _ in range(5):
+        sampler.get_data()
+    assert [metrics.episode_length for metrics in sampler.get_metrics()] == [3, 3]
+
+
 @pytest.mark.parametrize("games", [[], [FinishedGame(21.0, 900), FinishedGame(-3.0, 100)]])
 def test_real_games_are_reported_instead_of_episodes_with_the_closing_episodes_metrics(
     make_sampler, games

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from plain_policies import PlainPolicy
 
+from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.testing.envs import CountingEnv
 
 
@@ -62,6 +64,19 @@ class GradientPolicy(PlainPolicy):
 
     def compute_gradients(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"w": np.ones(1, np.float32)}, {"computed_with": float(self.weight[0])}
+
+
+class FailingOnceWorker(RolloutWorker):
+    """Worker whose first sample fails, in one process of all that share the ``marker`` file."""
+
+    def sample(self) -> Any:
+        marker = Path(self.policy_config["marker"])
+        if not marker.exists():
+            marker.touch()
+            if self.policy_config["failing"] == "exits":
+                os._exit(1)
+            raise ValueError("the first sample fails")
+        return super().sample()
 
 
 class StatePolicy(StepPolicy):

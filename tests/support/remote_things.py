@@ -35,7 +35,7 @@ class Counter:
         return await other.add(delta)
 
     def add_in_thread_to(self, other: Any, delta: int) -> Any:
-        refs = [other.add.remote(delta), other.add.remote(delta)]
+        refs = [other.add.remote(delta), other.add.remote(delta=aiorl.put(delta))]
         ready, pending = aiorl.wait(refs, num_returns=2)
         return aiorl.get(ready), pending
 

@@ -102,12 +102,20 @@ class KLPenalty(Adaptation):
         """Raise the weight if the policy moved more than twice as far as wanted, lower it if less
         than half.
         """
+        self.report(metrics)
+        self.update_kl(metrics.get("kl_last_epoch", metrics["kl"]))
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Add the weight to metrics of an update that it had an effect on."""
         metrics["cur_kl_coeff"] = self._kl_coeff
-        kl = metrics.get("kl_last_epoch", metrics["kl"])
+
+    def update_kl(self, kl: float) -> float:
+        """Adapt the weight to a mean divergence, nats; return the new weight."""
         if kl > 2.0 * self._target:
             self._kl_coeff *= 1.5
         elif kl < 0.5 * self._target:
             self._kl_coeff *= 0.5
+        return self._kl_coeff
 
     def state(self) -> dict[str, Any]:
         """See `Adaptation`."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiorl.acting.policy import Policy
 from aiorl.actors.calls import packed_arguments
-from aiorl.actors.references import RefHandle
+from aiorl.actors.references import RefHandle, with_results
+from aiorl.config import registry
 from aiorl.config.rllib_file import no_attribute
 from aiorl.errors import CallTimeout, ConfigError
 from aiorl.net.protocol.roster import Worker as RegisteredWorker
@@ -31,7 +32,8 @@ class RemoteWorker(RefHandle):
     a RolloutWorker.
 
     ``worker.sample.remote()`` calls a method and returns a reference, for `aiorl.get`. The method
-    runs between two fragments, or while the worker waits. A batch that it samples is not part of
+    runs between two fragments, or while the worker waits. References can be arguments, as those of
+    `aiorl.put`; the call waits for their results. A batch that it samples is not part of
     the run's experience and account. The worker of one registration is meant: once it is lost, its
     calls raise ActorLost, and ``remote_workers`` returns the worker that has taken its place.
 
@@ -55,7 +57,7 @@ class RemoteWorker(RefHandle):
             place: the sampler.
             worker: its worker as the learner sees it.
         """
-        super().__init__(submit)
+        super().__init__(submit, registry.worker_class())
         self._place = place
         self.index = place.slot
         self.incarnation = place.incarnation
@@ -286,7 +288,7 @@ class WorkerSet:
 
     def _handle(self, place: SamplerPlace, worker: RegisteredWorker) -> RemoteWorker:
         def submit(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
-            packed = packed_arguments(args, kwargs)
+            packed = packed_arguments(*with_results(args, kwargs))
             calls = self._training().source.calls
             assert calls is not None, "this worker is a process"
             future: Future[Any] = Future()

@@ -129,7 +129,7 @@ def test_methods_of_running_workers_are_called_between_fragments_without_a_hole_
     assert [worker.index for worker in workers] == [1, 2]
     batches = get([worker.sample.remote() for worker in workers for _ in range(3)], WAIT_S)
     assert [batch.count for batch in batches] == [32] * 6
-    batch, count = get(workers[0].sample_with_count.remote(), WAIT_S)
+    batch, count = get(workers[0].sample_with_count.remote(), WAIT_S)  # a reference to each
     assert count == batch.count == 32
     weights = get(workers[1].get_weights.remote(), WAIT_S)["default_policy"]
     for name, value in trainer.get_weights()["default_policy"].items():
@@ -139,6 +139,27 @@ def test_methods_of_running_workers_are_called_between_fragments_without_a_hole_
     check_ledger(result)
     assert result["ledger"]["sampled"] == before["ledger"]["sampled"] + 64
     assert result["ledger"]["trained"] == result["ledger"]["sampled"]
+    assert result["episodes_this_iter"] == 16, "without those of the calls"
+
+
+def test_references_are_arguments_of_running_workers(trainer: Any) -> None:
+    first, second = trainer.workers.remote_workers()
+    weights = get(first.get_weights.remote(), WAIT_S)
+    shifted = {
+        policy_id: {name: array + 1 for name, array in arrays.items()}
+        for policy_id, arrays in weights.items()
+    }
+    shared = aiorl.put(shifted)
+    for worker in (first, second):
+        worker.set_weights.remote(shared)
+    of_a_call = second.get_weights.remote()
+    first.set_weights.remote(weights=of_a_call)
+    for worker in (first, second):
+        for name, array in get(worker.get_weights.remote(), WAIT_S)["default_policy"].items():
+            np.testing.assert_array_equal(array, shifted["default_policy"][name])
+    failed = first.apply.remote(fail)
+    with pytest.raises(RemoteError, match="in the worker"):
+        second.set_weights.remote(failed)
 
 
 def test_functions_are_called_with_all_workers_in_the_order_of_their_index(trainer: Any) -> None:
