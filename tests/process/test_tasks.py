@@ -12,7 +12,13 @@ from aiorl.process.tasks import Tasks, first_of
 
 SOURCES = Path(aiorl.__file__).parent
 STARTS_TASKS = {"create_task", "ensure_future"}
-OWNERS = {"process/tasks.py", "run/threads.py", "run/local_source.py", "net/transport/relay.py"}
+OWNERS = {
+    "compat/remote.py",
+    "process/tasks.py",
+    "run/threads.py",
+    "run/local_source.py",
+    "net/transport/relay.py",
+}
 """Modules that start tasks; all but the first await those that they start."""
 
 
