@@ -496,5 +496,7 @@ def test_a_joined_process_ends_by_sigterm_whether_it_runs_an_actor_or_not() -> N
                     await actors.start(Fraction, on="joined")
                 worker.terminate()
                 assert await asyncio.to_thread(worker.wait, 20) == STOPPED
+            while actors.num_free:  # until the hub has noticed that it is gone
+                await asyncio.sleep(0.01)
 
     with_actors(use, bind="tcp://127.0.0.1:0")

@@ -238,5 +238,5 @@ def test_a_missing_environment_is_reported_as_without_a_preset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "mujoco", None)
-    with pytest.raises(ConfigError, match=r"gymnasium\[mujoco\]"):
+    with pytest.raises(ConfigError, match=r"\[mujoco\]"):
         resolve_env(str(PPOConfig(env="HalfCheetah-v5", preset="auto").env))(EnvContext())

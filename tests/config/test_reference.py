@@ -16,6 +16,7 @@ from aiorl.config.rllib_file import attribute_hint, from_rllib
 from aiorl.config.schema import CommonConfig
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import ALGORITHMS, config_class
+from aiorl.run.report.results import Result
 from aiorl.run.trainer import WorkerSet
 
 PAGES = ["migration_rllib.md", "migration_sb3.md"]
@@ -102,6 +103,11 @@ def test_a_foreign_name_in_python_is_refused_with_the_hint_in_its_line(name: str
     }
     for row in rows(name, "python"):
         of, _, attribute = row[0].strip("`").partition(".")
+        if of == "result":  # its items are keys
+            with pytest.raises(KeyError) as missing:
+                Result()[attribute]
+            assert missing.value.args[0].endswith(row[1])
+            continue
         assert not hasattr(objects[of], attribute)
         with pytest.raises(AttributeError) as caught:
             getattr(objects[of], attribute)

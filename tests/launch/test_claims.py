@@ -275,7 +275,7 @@ def test_only_the_launcher_itself_is_ended(
     with (run / "launch.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert verb(("ssh", "status"), run) == 0
-        assert "runs" in capsys.readouterr().out
+        assert "is running" in capsys.readouterr().out
         assert verb(("ssh", "stop"), run) == 1
     assert str(pids[pid]) in capsys.readouterr().err
     assert victim.poll() is None

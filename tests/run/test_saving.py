@@ -32,6 +32,7 @@ from aiorl.net.protocol.ledger import Ledger
 from aiorl.run.added_policy import PolicyChanges
 from aiorl.run.counters import Counters
 from aiorl.run.end import wait_for_last
+from aiorl.run.env_changes import EnvChanges
 from aiorl.run.report.results import Results
 from aiorl.run.restoring import Restored, RunState, take_up
 from aiorl.run.saving import Saver
@@ -88,6 +89,7 @@ def make(
         worker_part=WorkerPart(env="E-v1"),
         group=stored or Stored(),
         changes=PolicyChanges(),
+        env_changes=EnvChanges(),
     )
     save = RunParts.of(CommonConfig(env="E-v1")).save
     saver = Saver(service, service.core, learning, ask, save=save)
@@ -207,7 +209,14 @@ class Group:
 def learning(name: str) -> Any:
     part = WorkerPart(env="E", seed=3)
     filters = {DEFAULT_POLICY_ID: make_filter(name, (2,))}
-    return SimpleNamespace(group=Group(), filters=filters, graphs={}, spaces={}, worker_part=part)
+    return SimpleNamespace(
+        group=Group(),
+        filters=filters,
+        graphs={},
+        spaces={},
+        worker_part=part,
+        env_changes=EnvChanges(),
+    )
 
 
 def a_checkpoint(**filter_state: Any) -> Checkpoint:
