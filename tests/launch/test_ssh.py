@@ -431,7 +431,7 @@ def test_hosts_come_and_go(hosts: Hosts) -> None:
     hosts.crash("n1")
     hosts.cut("n2")
     after = started.wait_for("n1: .*trying again")
-    assert "runs" in run(*AIORL, "status", hosts.work / "run")
+    assert "is running" in run(*AIORL, "status", hosts.work / "run")
     hosts.boot("n1")
     hosts.plug_in("n1")
     after = started.wait_for("n1: is back", after=after)
