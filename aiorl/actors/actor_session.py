@@ -8,7 +8,8 @@ counted its actor as lost. The endpoint ends the connection to a hub that is sil
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -162,7 +163,7 @@ class ActorSession:
         self._is_requested = False
         self._payloads: OrderedDict[int, Mapping[str, m.Plain]] = OrderedDict()
         self._requested: set[int] = set()
-        self._waiting: list[_WaitingCall] = []
+        self._waiting: dict[str, deque[_WaitingCall]] = {}  # of each caller, in order
         self._out: list[m.UpMessage] = []
         self._events: list[ActorEvent] = []
 
@@ -285,7 +286,7 @@ class ActorSession:
         if now - self._last_beat >= _HEARTBEAT_S:
             self._last_beat = now
             self._send(m.Beat(0, "running"))
-        for waiting in self._waiting:
+        for waiting in itertools.chain.from_iterable(self._waiting.values()):
             number = waiting.payload
             if number is None or number in self._requested:
                 continue
@@ -350,54 +351,56 @@ class ActorSession:
             return
         self._unanswered[call.call_id] = size
         self._unanswered_bytes += size
-        waiting = _WaitingCall(call, number, call.args, now)
+        args: Mapping[str, m.Plain] = call.args
         if number is not None and number in self._payloads:
-            waiting.payload = None
-            waiting.args = self._payloads[number]
-        self._waiting.append(waiting)
-        self._release()
+            args = self._payloads[number]
+            number = None
+        if number is None and call.actor not in self._waiting:
+            self._arrived(call, args)
+        else:
+            # behind the earlier calls of its caller
+            waiting = self._waiting.setdefault(call.actor, deque())
+            waiting.append(_WaitingCall(call, number, args, now))
 
-    def _release(self) -> None:
-        """Begin the calls of each caller, in order, up to the first that lacks its arguments."""
-        still_waiting: list[_WaitingCall] = []
-        held_callers: set[str] = set()
-        for waiting in self._waiting:
-            call = waiting.call
-            if waiting.payload is None and call.actor not in held_callers:
-                args = _with_shared(call.args, waiting.args)
-                self._events.append(
-                    CallArrived(call.call_id, call.method, args, call.actor, call.credit)
-                )
-            else:
-                held_callers.add(call.actor)
-                still_waiting.append(waiting)
-        self._waiting = still_waiting
+    def _arrived(self, call: m.Call, shared: Mapping[str, m.Plain]) -> None:
+        args = _with_shared(call.args, shared)
+        self._events.append(CallArrived(call.call_id, call.method, args, call.actor, call.credit))
+
+    def _release(self, caller: str) -> None:
+        """Begin the calls of a caller, in order, up to the first that lacks its arguments."""
+        waiting = self._waiting[caller]
+        while waiting and waiting[0].payload is None:
+            complete = waiting.popleft()
+            self._arrived(complete.call, complete.args)
+        if not waiting:
+            del self._waiting[caller]
 
     def _take_payload(self, number: int, value: m.Value) -> None:
         self._requested.discard(number)
-        ready = [waiting for waiting in self._waiting if waiting.payload == number]
         if isinstance(value, Mapping):
-            for waiting in ready:
-                waiting.payload = None
-                waiting.args = value
             self._payloads[number] = value
             while len(self._payloads) > _RECENT_PAYLOADS:
                 self._payloads.popitem(last=False)
-        else:
-            for waiting in ready:
-                gone = m.failed("LookupError", "its shared arguments are gone")
-                self._waiting.remove(waiting)
-                self.reply(waiting.call.call_id, ok=False, result=gone)
-        self._release()
+        for caller, waiting in list(self._waiting.items()):
+            for ready in [call for call in waiting if call.payload == number]:
+                if isinstance(value, Mapping):
+                    ready.payload = None
+                    ready.args = value
+                else:
+                    gone = m.failed("LookupError", "its shared arguments are gone")
+                    waiting.remove(ready)
+                    self.reply(ready.call.call_id, ok=False, result=gone)
+            self._release(caller)
 
     def _cancelled(self, call_id: int) -> None:
-        waiting = [w for w in self._waiting if w.call.call_id == call_id]
-        if not waiting:
-            self._events.append(CallCancelled(call_id))
-            return
-        self._waiting.remove(waiting[0])
-        self.reply(call_id, ok=False, result=m.failed("CancelledError"))
-        self._release()
+        for caller, waiting in self._waiting.items():
+            for one in waiting:
+                if one.call.call_id == call_id:
+                    waiting.remove(one)
+                    self.reply(call_id, ok=False, result=m.failed("CancelledError"))
+                    self._release(caller)
+                    return
+        self._events.append(CallCancelled(call_id))
 
 
 def _payload_of(call: m.Call) -> int:
