@@ -138,7 +138,7 @@ def take_settings(*, is_for_others: bool) -> Launched:
         is_for_others: True if the program itself says where its hub listens for others.
 
     Raises:
-        ConfigError: a variable holds no number where there must be one.
+        ConfigError: a variable holds no number where there must be one, or AIORL_INSECURE is not 1.
     """
     is_given = _VARIABLES["bind"] in os.environ
     if _HAS_BEEN_TAKEN.is_set() and not is_given and not is_for_others:
@@ -154,6 +154,13 @@ def take_settings(*, is_for_others: bool) -> Launched:
         settings[name] = text
         if name.startswith("num_"):
             settings[name] = _number(variable, text)
+        # "0" or "false" must not let everyone in
+        if name == "insecure" and text != "1":
+            raise ConfigError(
+                f"{variable} is {text!r:.50}, expected 1, or no such variable.",
+                key=variable,
+                value=text,
+            )
     if is_given:
         _HAS_BEEN_TAKEN.set()
     for name in settings.keys() - {"run_dir"}:

@@ -112,3 +112,11 @@ def test_a_variable_that_holds_no_number_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("AIORL_NUM_JOINING", "-3")
     with pytest.raises(ConfigError, match=r"AIORL_NUM_JOINING.*'-3'"):
         Actors()
+
+
+def test_only_1_in_the_variable_lets_everyone_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIORL_BIND", "tcp://127.0.0.1:0")
+    monkeypatch.setenv("AIORL_INSECURE", "0")
+    with pytest.raises(ConfigError, match="AIORL_INSECURE") as error:
+        Actors()
+    assert error.value.value == "0"
