@@ -170,6 +170,10 @@ class SettingsChange:
     make: Callable[[int], Any]
     seed: int | None
 
+    def seed_of(self, index: int) -> int | None:
+        """Return the seed of the copy with this index that is made; None leaves it unseeded."""
+        return None if self.seed is None else self.seed + SEED_STRIDE * index
+
 
 def pass_settings(holder: Any, change: SettingsChange) -> None:
     """Pass new settings to an object that holds several environments.

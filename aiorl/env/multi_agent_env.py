@@ -11,7 +11,6 @@ from typing import Any
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ALL_AGENTS,
-    SEED_STRIDE,
     ByAgent,
     Poll,
     SettingsChange,
@@ -140,8 +139,9 @@ class MultiAgentCopy:
             return
         before = self.env
         self.env = with_settings(before, change, self._index)
-        if self.env is not before and change.seed is not None:
-            self._seed = change.seed + SEED_STRIDE * self._index
+        seed = change.seed_of(self._index)
+        if self.env is not before and seed is not None:
+            self._seed = seed
 
     def step(self, actions: ByAgent) -> AgentResults:
         """Step once, see MultiAgentEnv. Samplers check the observations and their agents.

@@ -340,8 +340,7 @@ class ChildProcesses:
         self._plan = replace(self._plan, env_config=dict(change.config))
         config = without_objects(dict(change.config), has_members=False)
         for copy in self.copies:
-            seed = None if change.seed is None else change.seed + SEED_STRIDE * copy.index
-            copy.send(wire.SETTINGS, pack({"config": config, "seed": seed}))
+            copy.send(wire.SETTINGS, pack({"config": config, "seed": change.seed_of(copy.index)}))
 
     def _start(self, index: int) -> ChildProcess:
         plan = self._plan

@@ -24,7 +24,6 @@ from aiorl.data.columns import DEFAULT_AGENT_ID, Array, Bools
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.env.base_env import (
     ALL_AGENTS,
-    SEED_STRIDE,
     ByAgent,
     FinishedGame,
     LockstepEnv,
@@ -382,8 +381,9 @@ class Copies(VectorEnv):
         check_gym_like(env, self.env_id)
         self.envs[index] = env
         self._steps[index] = env.step
-        if change.seed is not None:
-            self.seeds[index] = change.seed + SEED_STRIDE * index
+        seed = change.seed_of(index)
+        if seed is not None:
+            self.seeds[index] = seed
         if self.games is not None:
             self.games[:] = game_counters(self.envs) or []
 
