@@ -7,7 +7,6 @@ from it, a worker its own private key and the learner's public key. See
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -19,7 +18,7 @@ import zmq
 
 from aiorl.config.addresses import dialable
 from aiorl.config.command_line import Parser, as_typed
-from aiorl.config.key_text import keys_as_text
+from aiorl.config.key_text import keys_as_text, write_new
 from aiorl.errors import AiorlError, ConfigError, SecurityError
 from aiorl.net.transport.security import ADMITTED, read_public_key, read_secret_key
 from aiorl.process.program import keep_output_from_failing
@@ -102,7 +101,7 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
         for name in workers:
             files += _write_pair(directory, name)
             public_key = (directory / f"{name}.key").read_text()
-            files.append(_write(admitted / f"{name}.key", public_key, 0o644))
+            files.append(write_new(admitted / f"{name}.key", public_key, 0o644))
     except OSError as error:
         raise SecurityError(
             f"cannot write keys to {directory} ({error.strerror}: {error.filename}):",
@@ -133,17 +132,9 @@ def _write_pair(directory: Path, name: str) -> list[Path]:
         "secret": secret_key.decode(),
     }
     return [
-        _write(directory / f"{name}.key_secret", _SECRET.format(**facts), 0o600),
-        _write(directory / f"{name}.key", _PUBLIC.format(**facts), 0o644),
+        write_new(directory / f"{name}.key_secret", _SECRET.format(**facts), 0o600),
+        write_new(directory / f"{name}.key", _PUBLIC.format(**facts), 0o644),
     ]
-
-
-def _write(path: Path, text: str, mode: int) -> Path:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "w", encoding="ascii") as file:
-        os.fchmod(descriptor, mode)
-        file.write(text)
-    return path
 
 
 def _next_steps(directory: Path, workers: tuple[str, ...], files: list[Path]) -> str:

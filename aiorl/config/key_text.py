@@ -89,13 +89,27 @@ def write_keys(text: str, directory: Path) -> None:
         for name, mode in _FILES.items():
             path = directory / name
             temporary = path.with_name(f".{path.name}.{os.getpid()}")  # copies can share a disk
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with open(descriptor, "w", encoding="ascii") as file:
-                os.fchmod(descriptor, mode)
-                file.write(contents[name])
-            temporary.replace(path)
+            write_new(temporary, contents[name], mode).replace(path)
     except OSError as error:
         raise _unusable(f"keys can't be written to {directory}: {error.strerror}") from error
+
+
+def write_new(path: Path, text: str, mode: int) -> Path:
+    """Write a file that must not exist yet, and return its path.
+
+    Args:
+        path: the file.
+        text: its content, ASCII.
+        mode: its exact permissions, which it has from the beginning.
+
+    Raises:
+        OSError: it exists already, or can't be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="ascii") as file:
+        os.fchmod(descriptor, mode)
+        file.write(text)
+    return path
 
 
 def _parsed(text: str) -> dict[str, str]:
