@@ -8,7 +8,6 @@ and at the server. All processes share the cores, as on a developer's machine.
 from __future__ import annotations
 
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import SupportsFloat
 import gymnasium
 
 import aiorl
-from benchmarks.measure import run_command
+from benchmarks.measure import middle_of, run_command
 from benchmarks.result import Figure
 
 __all__ = ["clients_act"]
@@ -62,12 +61,11 @@ def clients_act() -> list[Figure]:
     figures = []
     for name, share, target_ratio in (("median", 0.5, TARGET_RATIO), ("p99", 0.99, None)):
         pairs = [(_quantile(at_run, share), _quantile(served, share)) for at_run, served in rounds]
-        baseline = statistics.median(served for _, served in pairs)
-        ratio = statistics.median(at_run / served for at_run, served in pairs)
+        value, baseline = middle_of(pairs)
         figures.append(
             Figure(
                 f"clients/act, {PLAYERS} players, {name}",
-                baseline * ratio,
+                value,
                 "ms",
                 baseline,
                 target_ratio=target_ratio,

@@ -10,7 +10,6 @@ runs with the same program.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -73,12 +72,8 @@ def installed() -> tuple[Path, Path]:
     """
     from benchmarks.virtual_environment import virtual_environment
 
-    folder = virtual_environment("stable-baselines", PACKAGES)
-    python, games = folder / "bin" / "python", folder / "games"
-    if not games.exists():
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "--target", str(games), GAMES], check=True)
-    return python, games
+    folder = virtual_environment("stable-baselines", PACKAGES, {"games": GAMES})
+    return folder / "bin" / "python", folder / "games"
 
 
 # The rest also runs in the virtual environment of Stable-Baselines3

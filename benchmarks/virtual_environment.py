@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.recordings import default_cache
 
@@ -14,7 +15,9 @@ __all__ = ["virtual_environment"]
 _CONSTRAINTS = Path(__file__).parents[1] / "aiorl" / "constraints.txt"
 
 
-def virtual_environment(name: str, packages: Sequence[str]) -> Path:
+def virtual_environment(
+    name: str, packages: Sequence[str], folders: Mapping[str, str] = MappingProxyType({})
+) -> Path:
     """Return the folder of a virtual environment; make it first if it is missing or was made for
     other packages.
 
@@ -23,16 +26,17 @@ def virtual_environment(name: str, packages: Sequence[str]) -> Path:
     Args:
         name: name of the folder.
         packages: what pip installs.
+        folders: name of a folder in it -> a package that pip puts there, without those it needs.
     """
     folder = default_cache() / name
     stamp = folder / ".installed"
-    wanted = " ".join(packages)
+    wanted = " ".join([*packages, *folders.values()])
     if not stamp.exists() or stamp.read_text() != wanted:
-        python = str(folder / "bin" / "python")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "-c", str(_CONSTRAINTS), *packages],
-            check=True,
-        )
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "-c", str(_CONSTRAINTS), *packages], check=True)
+        for place, package in folders.items():
+            target = ["--no-deps", "--target", str(folder / place)]
+            subprocess.run([*pip, *target, package], check=True)
         stamp.write_text(wanted)
     return folder
