@@ -464,6 +464,7 @@ def _changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
         if part.name != name:
             return part
         arguments = {
+            "parts": part.parts,
             "clip": part.clip,
             "reduce": part.reduce,
             "lr": part.lr,

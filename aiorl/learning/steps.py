@@ -173,6 +173,8 @@ class Descent:
         loss: loss of a minibatch.
         variables: variables that it trains.
         optimizer: optimiser of the variables that are in no part.
+        parts: variables with learning rates, optimisers or clipping of their own, as `descend` got
+            them.
         groups: variables by optimiser; each variable is in one.
         clip: clips all gradients together.
         reduce: changes the gradients before they are clipped.
@@ -184,6 +186,7 @@ class Descent:
     loss: Loss
     variables: Sequence[Any]
     optimizer: Any  # a Keras optimiser; Keras ships no types
+    parts: tuple[Part, ...]
     groups: tuple[Group, ...]
     clip: Clip
     reduce: Reduce
@@ -277,6 +280,7 @@ def descend(
         loss=loss,
         variables=variables,
         optimizer=optimizer,
+        parts=tuple(parts),
         groups=tuple(groups_of(variables, optimizer, parts, lr)),
         clip=clip,
         reduce=reduce,

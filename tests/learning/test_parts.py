@@ -181,6 +181,15 @@ def test_one_step_of_several_takes_another_optimiser_and_checkpoints_have_its_st
     assert all(momentum.any() for momentum in momenta)
 
 
+def test_parts_stay_when_something_else_of_a_step_changes() -> None:
+    case = Case("dqn")
+    part = Part([case.model.trainable_variables[0]], optimizer=keras.optimizers.SGD())
+    update = DQN.update(case.config, case.learner.networks).with_descent(parts=[part])
+    (descent,) = descents_of(update.with_descent(clip=0.5).loop.step)
+    assert descent.clip == 0.5
+    assert [type(optimizer).__name__ for optimizer in descent.optimizers] == ["SGD", "Adam"]
+
+
 def test_mistakes_in_parts_are_refused() -> None:
     case = Case("dqn")
     update = DQN.update(case.config, case.learner.networks)
