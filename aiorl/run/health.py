@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.run.ports import Tell
 
@@ -185,9 +187,9 @@ def _max_entropy(space: Mapping[str, Any]) -> float | None:
         case "Discrete":
             return math.log(space["n"])
         case "MultiDiscrete":
-            return sum(math.log(n) for n in _leaves(space["nvec"]))
+            return sum(math.log(n) for n in np.ravel(space["nvec"]).tolist())
         case "MultiBinary":
-            return math.log(2) * math.prod(_leaves(space["n"]))
+            return math.log(2) * float(np.prod(space["n"]))
         case "Tuple":
             parts = space["spaces"]
         case "Dict":
@@ -198,15 +200,6 @@ def _max_entropy(space: Mapping[str, Any]) -> float | None:
     if None in entropies:
         return None
     return sum(entropy or 0.0 for entropy in entropies)
-
-
-def _leaves(value: Any) -> Iterator[int]:
-    """Yield the numbers of a nested list, or the number."""
-    if isinstance(value, list):
-        for part in value:
-            yield from _leaves(part)
-    else:
-        yield value
 
 
 def _mean_return(result: Mapping[str, Any], policy_id: str) -> float:

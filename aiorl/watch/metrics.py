@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiorl.config.files import folders_inside
+from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.status import Part
 from aiorl.text import one_line
 from aiorl.watch.reading import OVER, Run
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _MAX_LABELS = 100
 _MAX_LABEL = 100
-_DEFAULT_POLICY = "default_policy"
 _ACCOUNT: tuple[str, ...] = ()
 _LEARNER = ("learner",)
 _RESULT = ("result",)
@@ -180,7 +180,7 @@ def _by_policy(name: str, *place: str) -> Callable[[Part], Mapping[str, float]]:
     def values(account: Part) -> Mapping[str, float]:
         numbers = _numbers(_part_at(account, place))
         return {
-            path.rpartition("/")[0] or _DEFAULT_POLICY: value
+            path.rpartition("/")[0] or DEFAULT_POLICY_ID: value
             for path, value in numbers.items()
             if path.rpartition("/")[2] == name
         }
