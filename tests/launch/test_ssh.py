@@ -496,7 +496,7 @@ def test_a_script_and_its_processes_end_with_the_launcher(hosts: Hosts, how: str
             os.write(ours, b"\x03")
             assert started.wait(60) == 128 + signal.SIGINT
         case "stop":
-            assert "runs" in run(*AIORL, "status", hosts.work / "run")
+            assert "is running" in run(*AIORL, "status", hosts.work / "run")
             run(*AIORL, "stop", hosts.work / "run")
             assert started.wait(60) == 128 + signal.SIGTERM
         case "SIGKILL":
