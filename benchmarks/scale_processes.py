@@ -382,6 +382,10 @@ class _Sleeper:
     def prepare(self) -> None:
         """Do nothing."""
 
+    def waits_for(self) -> str:
+        """Return "": it waits for nothing that an environment does."""
+        return ""
+
     def take_deltas(self, sequence: int) -> dict[str, dict[str, Any]]:
         """Return no deltas."""
         return {}
