@@ -22,6 +22,7 @@ from gymnasium import spaces
 
 import aiorl
 from aiorl.data.spaces import space_to_dict
+from aiorl.env.external_env import ExternalBaseEnv
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.encoding import encode
@@ -121,7 +122,8 @@ def memory_of_client_port() -> list[Figure]:
         env = resolve_env("external")(
             EnvContext({**config, **ports.gate, "max_concurrent": SESSIONS})
         )
-        threading.Thread(target=env.run, daemon=True).start()
+        # it asks for observations once, and never answers
+        threading.Thread(target=ExternalBaseEnv(env).poll, daemon=True).start()
         try:
             url = ports.ways["clients"]
             with aiorl.PolicyClient(url) as client:
