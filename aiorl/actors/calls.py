@@ -291,14 +291,10 @@ class RemoteCall(asyncio.Future[Any]):
         self._call_id = 0
         self._stream: RemoteStream | None = None
         calls.prepare(self)
-        # It is sent even if no one awaits it, after the first step of tasks that are made with it:
-        # they may iterate over it.
-        loop = self.get_loop()
-        loop.call_soon(loop.call_soon, self._begin_in_order)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Return the result of the method."""
-        self._begin_in_order()
+        self.send()
         return super().__await__()
 
     __iter__ = __await__
@@ -311,7 +307,7 @@ class RemoteCall(asyncio.Future[Any]):
                 " once, before another `await`"
             )
         stream = self._stream = RemoteStream(self._calls, self.method)
-        self._begin_in_order()
+        self.send()
         self._stream = None
         super().cancel()
         return stream
@@ -349,9 +345,20 @@ class RemoteCall(asyncio.Future[Any]):
         else:
             self._call_id = self._calls.begin(self, self.actor, self._name, args)
 
-    def _begin_in_order(self) -> None:
+    def send(self) -> None:
+        """Send the call now, if it is not sent yet, after those that were made before it."""
         if self.is_prepared:
             self._calls.begin_in_order(self)
+
+    def send_soon(self) -> None:
+        """Send the call even if no one awaits it, after the first step of tasks that are made with
+        it: they may iterate over it.
+        """
+        self.get_loop().call_soon(self._send_in_next_turn)
+
+    def _send_in_next_turn(self) -> None:
+        if self.is_prepared:
+            self.get_loop().call_soon(self.send)
 
 
 class RemoteStream:
@@ -459,7 +466,9 @@ class RemoteMethod:
         Raises:
             UnsendableError: an argument can't be sent.
         """
-        return self._handle.__begin__(self._name, packed_arguments(args, kwargs))
+        call = self._handle.__prepare__(self._name, packed_arguments(args, kwargs))
+        call.send_soon()
+        return call
 
     def remote(self, *args: Any, **kwargs: Any) -> ObjectRef:
         """Begin a call from another thread than that of the event loop, as in Ray: in a method of
@@ -520,6 +529,16 @@ class ActorHandle:
 
     def __begin__(self, method: str, args: Mapping[str, m.Plain]) -> RemoteCall:
         """Call a method with packed arguments.
+
+        Raises:
+            ActorError: there is no event loop here, or the method is not a name.
+        """
+        call = self.__prepare__(method, args)
+        call.send()
+        return call
+
+    def __prepare__(self, method: str, args: Mapping[str, m.Plain]) -> RemoteCall:
+        """Return a call that is sent when it is awaited, or by `RemoteCall.send`.
 
         Raises:
             ActorError: there is no event loop here, or the method is not a name.

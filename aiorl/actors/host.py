@@ -15,7 +15,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from types import CodeType
 from typing import Any, Final
+
+import numpy as np
 
 from aiorl.actors.actor_session import (
     ActorEvent,
@@ -28,7 +31,7 @@ from aiorl.actors.actor_session import (
 )
 from aiorl.actors.calls import Calls, description_of, public_method, unpacked_arguments
 from aiorl.actors.hub_session import CallEnded, ItemArrived
-from aiorl.actors.object_thread import ObjectThread
+from aiorl.actors.object_thread import ObjectThread, ThreadCall
 from aiorl.actors.values import LIMITS, pack
 from aiorl.config.code import import_object
 from aiorl.errors import (
@@ -48,6 +51,8 @@ logger = logging.getLogger(__name__)
 _TICK_S: Final = 0.25
 _DONE: Final = object()
 _INIT_CALL: Final = 0
+_PLAIN: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple, np.ndarray})
+"""Types of results that are answers, not awaitables or iterators."""
 
 
 class _Credit:
@@ -83,9 +88,9 @@ class ActorHost:
         self._session = session
         self._calls = Calls(session, self._flush)
         self._tasks = Tasks(self.fail)
-        self._thread = ObjectThread()
+        self._thread: ObjectThread
         self._object: Any = None
-        self._running: dict[int, asyncio.Future[Any]] = {}
+        self._running: dict[int, asyncio.Task[None] | ThreadCall] = {}
         self._unsendable: dict[int, UnsendableError] = {}  # items of streams
         self._credits: dict[int, _Credit] = {}  # of streams
         self._outbox = Outbox(endpoint, self._tasks)
@@ -95,6 +100,7 @@ class ActorHost:
         """Run until the hub says goodbye, the connection ends after the registration, or `stop`."""
         self._calls.loop = asyncio.get_running_loop()
         self._done = self._calls.loop.create_future()
+        self._thread = ObjectThread()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_broadcast = self._on_broadcast
         self._endpoint.on_event = self._on_event
@@ -229,26 +235,25 @@ class ActorHost:
         try:
             method = public_method(self._object, call.method)
             args, kwargs = self._arguments(call.args, imports_code=not call.caller)
-            if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            if _is_asynchronous(method):
                 self._begin_task(call, method(*args, **kwargs))
                 return
         except Exception as error:
             self._end(call, error=error)
             return
-        future = self._thread.call(lambda: _packed_or_later(method(*args, **kwargs)))
-        self._running[call.call_id] = future
-        future.add_done_callback(functools.partial(self._returned, call))
+        self._running[call.call_id] = self._thread.begin(
+            lambda: _packed_or_later(method(*args, **kwargs)),
+            functools.partial(self._returned, call),
+        )
 
-    def _returned(self, call: CallArrived, future: asyncio.Future[Any]) -> None:
+    def _returned(self, call: CallArrived, result: Any, error: BaseException | None) -> None:
         """Answer with what a plain method has returned, or continue with it in a task."""
-        if future.cancelled():
-            self._end(call, error=asyncio.CancelledError())
-            return
-        error = future.exception()
-        if isinstance(error, Exception):
+        if isinstance(error, Exception | asyncio.CancelledError):
             self._end(call, error=error)
             return
-        packed, later = future.result()  # raises what must end the process, such as SystemExit
+        if error is not None:  # such as SystemExit, which must end the process
+            raise error
+        packed, later = result
         if later is None:
             self._end(call, packed)
         else:
@@ -333,13 +338,23 @@ class ActorHost:
         self._flush()
 
 
+def _is_asynchronous(method: Callable[..., Any]) -> bool:
+    code = getattr(method, "__code__", None)
+    if isinstance(code, CodeType):  # as `inspect` finds it out, in a tenth of the time
+        return bool(code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
+    return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+
+
 def _packed_or_later(result: Any) -> tuple[Value, Any]:
     """Return a method's result in packed form and None; or None and the awaitable or iterator that
     gives it.
 
     This runs in the actor's thread, since the next method there may change the arrays of a result.
     """
-    if inspect.isawaitable(result) or isinstance(result, AsyncIterator | Iterator):
+    is_plain = type(result) in _PLAIN  # the other questions take longer
+    if not is_plain and (
+        inspect.isawaitable(result) or isinstance(result, AsyncIterator | Iterator)
+    ):
         return None, result
     return pack(result), None
 

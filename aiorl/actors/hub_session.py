@@ -304,8 +304,9 @@ class HubSession:
             args: packed arguments.
             credit: items of a stream that may be sent before more `give_credit`.
         """
-        call = m.Call(0, method, args, credit=credit)
-        return self._open(name, call, _cost_of(args), caller=None)
+        call = m.Call(self._new_number(), method, args, credit=credit)
+        self._open(name, call, _cost_of(args), caller=None)
+        return call.call_id
 
     def share(self, value: m.Value) -> int:
         """Broadcast arguments for calls to several actors; return their number, the ``payload`` of
@@ -315,8 +316,7 @@ class HubSession:
         name, they are one argument, the ``value``, and the call has ``args`` and ``kwargs`` for the
         others. They are kept for actors that miss them, until `release`.
         """
-        number = self._next_call
-        self._next_call += 1
+        number = self._new_number()
         payload = self._payloads[number] = m.Payload(number, value)
         self._requests[number] = set()
         self._out.append((None, payload))
@@ -655,19 +655,23 @@ class HubSession:
             self._waiting.pop(actor.spec.name, None)
             self._awaited.pop(actor.spec.place, None)
 
+    def _new_number(self) -> int:
+        """Return the number of a new call or payload."""
+        number = self._next_call
+        self._next_call += 1
+        return number
+
     def _open(
         self, name: str, message: m.Call, size: int, *, caller: tuple[_Place, int] | None
-    ) -> int:
-        call_id = self._next_call
-        self._next_call += 1
-        message = m.Call(call_id, message.method, message.args, message.actor, message.credit)
+    ) -> None:
+        call_id = message.call_id
         call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
         if caller is not None:
             caller[0].bytes_outstanding += size
         actor = self._actors.get(name)
         if actor is None:
             self._report_lost(call, name, "it has ended", is_restarting=False)
-            return call_id
+            return
         actor.calls[call_id] = call
         self._actor_of_call[call_id] = actor
         is_running = actor.state is ActorState.RUNNING
@@ -676,7 +680,6 @@ class HubSession:
         else:
             actor.waiting.append(call_id)
             self._send_waiting(actor)
-        return call_id
 
     def _send_waiting(self, actor: _Actor) -> None:
         if actor.state is not ActorState.RUNNING:
@@ -774,11 +777,15 @@ class HubSession:
             self._violated(place, f"called others with {_MAX_OUTSTANDING} calls unanswered")
             return
         credit = min(message.credit, MAX_CREDIT)
-        call = m.Call(0, message.method, message.args, actor=place.actor.spec.name, credit=credit)
-        place.outstanding[message.call_id] = 0
-        call_id = self._open(message.actor, call, size, caller=(place, message.call_id))
-        if call_id in self._actor_of_call:  # not if it has ended already
-            place.outstanding[message.call_id] = call_id
+        call = m.Call(
+            self._new_number(),
+            message.method,
+            message.args,
+            actor=place.actor.spec.name,
+            credit=credit,
+        )
+        place.outstanding[message.call_id] = call.call_id
+        self._open(message.actor, call, size, caller=(place, message.call_id))
 
     def _end_call(self, actor: _Actor, call_id: int, *, ok: bool, result: m.Value) -> None:
         call = self._remove_call(actor, call_id)

@@ -5,65 +5,118 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiorl.process.machine import keep_children_out
+
+OnEnd: TypeAlias = Callable[[Any, BaseException | None], None]
+"""(result, error) -> None: takes the end of a call, on the event loop."""
+
+
+class ThreadCall:
+    """A function that runs in the thread, or waits for it.
+
+    Attributes:
+        function: the function.
+        on_end: takes its end.
+        is_cancelled: True once no one waits for the end.
+    """
+
+    __slots__ = ("_error", "_result", "function", "is_cancelled", "on_end")
+
+    def __init__(self, function: Callable[[], Any], on_end: OnEnd) -> None:
+        self.function = function
+        self.on_end = on_end
+        self.is_cancelled = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def cancel(self) -> None:
+        """Leave the function out if it has not begun, and drop its result otherwise; the call ends
+        at once, with CancelledError.
+        """
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.on_end(None, asyncio.CancelledError())
+
+    def run(self) -> None:
+        """Run the function, in the thread."""
+        try:
+            self._result = keep_children_out(self.function)
+        except BaseException as error:
+            self._error = error
+
+    def end(self) -> None:
+        """Pass the end on, on the event loop."""
+        if not self.is_cancelled:
+            self.on_end(self._result, self._error)
 
 
 class ObjectThread:
     """Thread that calls functions in order; it ends with the process.
 
-    Each call costs two changes of threads and nothing else: `concurrent.futures` would take half as
-    long again.
+    Each call costs two changes of threads and little else: `concurrent.futures` would take half as
+    long again. The ends of calls that follow each other closely reach the event loop together.
     """
 
     def __init__(self) -> None:
         """Start the thread."""
-        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._calls: SimpleQueue[ThreadCall] = SimpleQueue()
+        self._ended: deque[ThreadCall] = deque()
+        self._is_reported = False
         threading.Thread(target=self._run, name="actor", daemon=True).start()
 
-    def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Call a function; return the future of its result.
+    def begin(self, function: Callable[[], Any], on_end: OnEnd) -> ThreadCall:
+        """Call a function, and ``on_end`` on the event loop with its result or its error."""
+        call = ThreadCall(function, on_end)
+        self._calls.put(call)
+        return call
 
-        A function that has not begun when the future is cancelled is left out. StopIteration, which
-        no future can have, becomes a RuntimeError.
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function, and return its result.
+
+        A function that has not begun when this is cancelled is left out.
         """
-        future = asyncio.get_running_loop().create_future()
-        self._calls.put((function, future))
-        return future
+        ended: asyncio.Future[Any] = self._loop.create_future()
+
+        def on_end(result: Any, error: BaseException | None) -> None:
+            if ended.done():
+                return
+            if isinstance(error, StopIteration):  # no future can have this exception
+                error = RuntimeError("the method raised StopIteration")
+            if error is None:
+                ended.set_result(result)
+            else:
+                ended.set_exception(error)
+
+        call = self.begin(function, on_end)
+        try:
+            return await ended
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
 
     def _run(self) -> None:
         while True:
-            self._make(*self._calls.get())
+            call = self._calls.get()
+            if call.is_cancelled:
+                continue
+            call.run()
+            self._ended.append(call)
+            if not self._is_reported:
+                self._is_reported = True
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._report)
 
-    def _make(self, function: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        """Make a call, and pass its end to the event loop."""
-        if future.cancelled():
-            return
-        call_soon = future.get_loop().call_soon_threadsafe
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            try:
-                result = _result_of(function)
-            except BaseException as error:
-                call_soon(_fail, future, error)
-            else:
-                call_soon(_succeed, future, result)
-
-
-def _result_of(function: Callable[[], Any]) -> Any:
-    try:
-        return keep_children_out(function)
-    except StopIteration as error:  # no future can have this exception
-        raise RuntimeError("the method raised StopIteration") from error
-
-
-def _succeed(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.cancelled():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.cancelled():
-        future.set_exception(error)
+    def _report(self) -> None:
+        self._is_reported = False
+        try:
+            while self._ended:
+                self._ended.popleft().end()
+        finally:  # one that failed must not hold up the others
+            if self._ended:
+                self._loop.call_soon(self._report)

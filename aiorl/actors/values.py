@@ -171,7 +171,7 @@ def _packed_bytes(data: bytes) -> Value:
 
 def _packed_array(array: Array) -> Value:
     """Return an array of numbers as it is; one of objects, such as infos, without its empty dicts."""
-    if array.dtype != object or array.ndim != 1:
+    if array.dtype.kind != "O" or array.ndim != 1:
         return _checked_array(array)
     if len(array) > _MAX_ROWS:
         raise UnsendableError(
@@ -218,15 +218,16 @@ def num_bytes(value: Any) -> int:
 
     An empty dict is one byte of a message, and 64 here.
     """
-    if isinstance(value, np.ndarray):
+    kind = type(value)
+    if kind is np.ndarray:
         return _ARRAY_BYTES + int(value.nbytes)
     size = sys.getsizeof(value)
-    if isinstance(value, dict):
+    if kind is dict:
         rows = value.get("is_filled")  # of an array of objects
         if isinstance(rows, np.ndarray):
             size += _ROW_BYTES * rows.size
-        return size + sum(map(num_bytes, value)) + sum(map(num_bytes, value.values()))
-    if isinstance(value, list):
+        return size + sum(map(sys.getsizeof, value)) + sum(map(num_bytes, value.values()))
+    if kind is list:
         return size + sum(map(num_bytes, value))
     return size
 

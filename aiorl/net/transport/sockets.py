@@ -216,8 +216,6 @@ class SocketPump:
                 self.schedule()
         if self._after_turn is not None and not self._closed:
             self._after_turn()
-        if emptied:
-            self.poll()
 
     def _is_readable(self) -> bool:
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)

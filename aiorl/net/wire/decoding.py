@@ -132,6 +132,15 @@ def decode_hello(frames: Sequence[Buffer]) -> m.Hello | m.StatusRequest | None:
 
 
 _Header: TypeAlias = tuple[str, dict[str, Any], bytes, bytes, list[Any]]
+_HEADER_FIELDS = {
+    "version": int,
+    "type": str,
+    "scalars": dict,
+    "layout": bytes,
+    "storage": bytes,
+    "shapes": list,
+}
+_HEADER_TYPES = [*_HEADER_FIELDS.values()]
 
 
 def _read_header(frame: Buffer, limits: Limits) -> _Header:
@@ -167,16 +176,13 @@ def _read_header(frame: Buffer, limits: Limits) -> _Header:
         )
     if len(header) != 6:
         raise BadFrame(f"{len(header)} entries instead of 6", field="header")
+    if [*map(type, header)] != _HEADER_TYPES:
+        for value, (field, expected) in zip(header, _HEADER_FIELDS.items(), strict=True):
+            if type(value) is not expected:
+                raise BadFrame(
+                    f"expected {expected.__name__}, got {type(value).__name__}", field=field
+                )
     _, name, scalars, layout, storage, shapes = header
-    for field, value, expected in (
-        ("type", name, str),
-        ("scalars", scalars, dict),
-        ("layout", layout, bytes),
-        ("storage", storage, bytes),
-        ("shapes", shapes, list),
-    ):
-        if type(value) is not expected:
-            raise BadFrame(f"expected {expected.__name__}, got {type(value).__name__}", field=field)
     return name, scalars, layout, storage, shapes
 
 
@@ -428,15 +434,16 @@ def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> A
     """Return ``value`` with arrays in the places of their references; they are removed from
     ``arrays``, as each of them stands in one place.
     """
-    if type(value) is _ArrayRef:
+    kind = type(value)
+    if kind is _ArrayRef:
         try:
             return arrays.pop(value.name)
         except KeyError:
             raise BadFrame(f"array {value.name} is missing", field=field) from None
     if depth < 0:
         raise BadFrame("nested too deeply", field=field)
-    if type(value) is dict:
+    if kind is dict:
         return {key: _put_arrays(item, arrays, field, depth - 1) for key, item in value.items()}
-    if type(value) is list:
+    if kind is list:
         return [_put_arrays(item, arrays, field, depth - 1) for item in value]
     return value

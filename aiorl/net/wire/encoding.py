@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -52,6 +52,7 @@ _PADDING = [b"\0" * n for n in range(ALIGN)]
 _CACHED_LAYOUTS = 128
 _CACHED_NAMES = 512
 _CACHED_REFERENCES = 128
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _CONTAINERS = (dict, list, tuple, Mapping)
 _MAX_PAUSE = 31
 _MAX_DENSE = 4096
@@ -257,13 +258,7 @@ class _Writer:
             _cached_layout if len(self.nodes) + len(self.columns) <= _CACHED_NAMES else _pack_layout
         )
         layout = pack(tuple(self.nodes), tuple(self.columns)) if self.nodes else b""
-        try:
-            header: bytes = msgpack.packb(
-                (FORMAT_VERSION, name, scalars, layout, bytes(self.storage), self.shapes),
-                default=_to_plain,
-            )
-        except (TypeError, ValueError, OverflowError) as error:
-            raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error
+        header = _header(name, scalars, layout, bytes(self.storage), self.shapes)
         frames: list[Frame] = [header]
         if PACKED in self.storage:
             frames.append(b"".join(self.packed))
@@ -274,13 +269,36 @@ class _Writer:
                 f"a {name} message of {len(self.columns)} arrays exceeds the protocol's limits"
                 f" ({limits.max_arrays} arrays)"
             )
-        if len(header) > limits.max_header_bytes or len(frames) > limits.max_frames:
-            raise LocalProtocolError(
-                f"a {name} message of {len(frames)} frames and a header of {len(header)} bytes"
-                f" exceeds the protocol's limits ({limits.max_frames} frames,"
-                f" {limits.max_header_bytes} bytes)"
-            )
-        return frames
+        return _checked(name, frames, limits)
+
+
+def _header(
+    name: str,
+    scalars: Mapping[str, object],
+    layout: bytes = b"",
+    storage: bytes = b"",
+    shapes: Sequence[tuple[int, ...]] = (),
+) -> bytes:
+    """Return the first frame of a message."""
+    try:
+        header: bytes = msgpack.packb(
+            (FORMAT_VERSION, name, scalars, layout, storage, shapes), default=_to_plain
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error
+    return header
+
+
+def _checked(name: str, frames: list[Frame], limits: Limits) -> list[Frame]:
+    """Return the frames of a message that is within the limits."""
+    num_bytes = len(frames[0])
+    if num_bytes > limits.max_header_bytes or len(frames) > limits.max_frames:
+        raise LocalProtocolError(
+            f"a {name} message of {len(frames)} frames and a header of {num_bytes} bytes"
+            f" exceeds the protocol's limits ({limits.max_frames} frames,"
+            f" {limits.max_header_bytes} bytes)"
+        )
+    return frames
 
 
 def encode(
@@ -302,15 +320,23 @@ def encode(
             limits.
     """
     kind = MESSAGE_TYPES_BY_CLASS[type(message)]
-    writer = _Writer(compress, limits)
     if isinstance(message, m.Welcome):
+        writer = _Writer(compress, limits)
         return writer.finish(kind.name, _welcome_scalars(message, writer))
     scalars = {field: getattr(message, field) for field in kind.scalars}
     kind.leave_out_defaults(scalars)
     kind.fit_texts(scalars)
     nested = NESTED_VALUES.get(kind.cls)
     if nested is not None:
-        scalars[nested] = _take_arrays(scalars[nested], nested, writer, limits.max_depth)
+        arrays: list[Array] = []
+        scalars[nested] = _take_arrays(scalars[nested], arrays, limits.max_depth)
+        if not arrays:
+            return _checked(kind.name, [_header(kind.name, scalars)], limits)
+    writer = _Writer(compress, limits)
+    if nested is not None:
+        node = writer.add_node(0, nested)
+        for number, array in enumerate(arrays):
+            writer.add_array(node, str(number), array)
     else:
         for field, tree in kind.arrays.items():
             value = getattr(message, field)
@@ -341,28 +367,28 @@ def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
     return scalars
 
 
-def _take_arrays(value: Any, field: str, writer: _Writer, depth: int) -> Any:
-    """Add the arrays in ``value`` to ``writer``, and return ``value`` with a reference in the place
+def _take_arrays(value: Any, arrays: list[Array], depth: int) -> Any:
+    """Add the arrays in ``value`` to ``arrays``, and return ``value`` with a reference in the place
     of each; without any, the message has no layout.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, np.ndarray):
-        node = len(writer.nodes) or writer.add_node(0, field)
-        name, reference = _reference(len(writer.columns))
-        writer.add_array(node, name, value)
-        return reference
+        arrays.append(value)
+        return _reference(len(arrays) - 1)
     if not isinstance(value, _CONTAINERS):
         return value
     if depth < 0:
         raise LocalProtocolError("the value is nested too deeply to be sent")
     if isinstance(value, Mapping):
-        return {key: _take_arrays(item, field, writer, depth - 1) for key, item in value.items()}
-    return [_take_arrays(item, field, writer, depth - 1) for item in value]
+        return {key: _take_arrays(item, arrays, depth - 1) for key, item in value.items()}
+    return [_take_arrays(item, arrays, depth - 1) for item in value]
 
 
 @functools.lru_cache(maxsize=_CACHED_REFERENCES)
-def _reference(number: int) -> tuple[str, msgpack.ExtType]:
-    """Return the name of an array in the layout, and the reference to it."""
-    return str(number), msgpack.ExtType(ARRAY_REF, number.to_bytes(4, "little"))
+def _reference(number: int) -> msgpack.ExtType:
+    """Return the reference to an array, by its number, which is its name in the layout."""
+    return msgpack.ExtType(ARRAY_REF, number.to_bytes(4, "little"))
 
 
 def _pack_layout(
