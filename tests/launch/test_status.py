@@ -198,13 +198,14 @@ def test_a_learner_that_is_always_busy_says_that_more_workers_do_not_help(
 
     def account(waited_s: float, update_s: float) -> dict[str, Any]:
         times = {"wait_for_batch_s": waited_s, "update_s": update_s, "make_batch_s": 0.08}
-        run.overview.result = {"learner": times}
+        run.overview.note_result({"learner": times})
         return run.account()
 
     account(0.02, 0.9)
     (sentence,) = account(0.02, 0.9)["advice"]
     assert "98 %" in sentence
     assert "more workers" in sentence
+    assert run.account()["advice"] == [sentence]  # no matter how often the page asks
     for _ in range(9):
         advice = account(0.5, 0.42)["advice"]
     assert advice == []
