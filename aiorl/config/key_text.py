@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -88,8 +89,12 @@ def write_keys(text: str, directory: Path) -> None:
         (directory / "admitted").mkdir(mode=0o755, exist_ok=True)
         for name, mode in _FILES.items():
             path = directory / name
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")  # copies can share a disk
-            write_new(temporary, contents[name], mode).replace(path)
+            # processes of several hosts can share a disk
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+            try:
+                write_new(temporary, contents[name], mode).replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise _unusable(f"keys can't be written to {directory}: {error.strerror}") from error
 
