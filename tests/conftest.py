@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from learner_server import can_fork, share_server
 
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -35,6 +36,11 @@ LONG = (
     "models",
     "protocol",
 )
+
+
+# no test depends on the clock: a busy machine takes long to draw and to run an example
+settings.register_profile("aiorl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("aiorl")
 
 
 def pytest_configure(config: pytest.Config) -> None:
