@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, get_origin
 
 from aiorl.config import deep_update
 from aiorl.config.command_line import Parser, spelt, usage_error
-from aiorl.config.files import parse_value
 from aiorl.config.key import all_keys, default_text, expected, fact_of, meanings, render_keys
 from aiorl.config.layers import (
     DEFAULT_ALGO,
@@ -44,6 +43,7 @@ from aiorl.config.parts import RuntimePart
 from aiorl.config.presets import render_presets
 from aiorl.config.rllib_file import CALLED, key_hint
 from aiorl.config.schema import CommonConfig
+from aiorl.config.yaml_text import parse_value
 from aiorl.errors import (
     AiorlError,
     CheckpointError,

@@ -21,18 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiorl.config import Settings, deep_update, is_group, put_on_top, with_former_defaults
 from aiorl.config.code import foreign_code, left_out_text, named
-from aiorl.config.files import (
-    MAX_BYTES,
-    dump_mapping,
-    other_users,
-    parse_yaml,
-    read_config_file,
-    read_with_owners,
-    strangers,
-)
+from aiorl.config.files import MAX_BYTES, other_users, read_config_file, read_with_owners, strangers
 from aiorl.config.key import all_keys, as_written, by_group, decides_place, fact_of
 from aiorl.config.presets import Preset, find_preset, named_preset
 from aiorl.config.rllib_file import convert, is_rllib_file
+from aiorl.config.yaml_text import dump_mapping, parse_yaml
 from aiorl.errors import ConfigError
 from aiorl.text import one_line
 

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from aiorl.config.files import parse_yaml
 from aiorl.config.key import as_written
+from aiorl.config.yaml_text import parse_yaml
 from aiorl.errors import ConfigError, nearest
 
 _PRESETS = importlib.resources.files("aiorl") / "presets"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiorl.config.command_line import Parser, exit_status
-from aiorl.config.files import dump_mapping, parse_yaml, read_yaml
+from aiorl.config.yaml_text import dump_mapping, parse_yaml, read_yaml
 from aiorl.errors import ConfigError
 
 _PROG = "python -m aiorl.config.rllib_file"

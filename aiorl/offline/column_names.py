@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from aiorl.config.files import parse_yaml
+from aiorl.config.yaml_text import parse_yaml
 from aiorl.data import columns as c
 from aiorl.errors import nearest
 

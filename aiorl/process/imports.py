@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -41,9 +40,11 @@ def extra_with(requirement: str) -> str:
     Args:
         requirement: a package with its extra, such as ``gymnasium[box2d]``.
     """
+    from importlib import metadata  # takes long to load
+
     try:
-        lines = importlib.metadata.requires("aiorl") or []
-    except importlib.metadata.PackageNotFoundError:  # a clone that is only on the path
+        lines = metadata.requires("aiorl") or []
+    except metadata.PackageNotFoundError:  # a clone that is only on the path
         return ""
     pairs = [
         re.fullmatch(r"([^\s;<>=!~]+)[^;]*;.*extra == ['\"]([\w-]+)['\"].*", line) for line in lines

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import psutil
-
 from aiorl.errors import MemoryQuotaError
 from aiorl.process.children import WORKERS_TOGETHER
 
@@ -82,6 +80,8 @@ def age_s() -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
     except (OSError, AttributeError):  # another system
         pass
+    import psutil  # takes long to load; the same below
+
     try:
         return float(time.time() - psutil.Process().create_time())
     except (OSError, psutil.Error):
@@ -116,6 +116,8 @@ def heap_bytes() -> int:
     This is all resident memory if the system does not distinguish these, and 0 if no file
     descriptor is left.
     """
+    import psutil
+
     try:
         memory = psutil.Process().memory_info()
     except (OSError, psutil.Error):
@@ -154,6 +156,8 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: root of the file system; tests use their own.
     """
+    import psutil
+
     return min([int(psutil.virtual_memory().available), *_available_in_groups(root)])
 
 

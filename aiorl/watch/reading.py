@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.config.files import MAX_BYTES, folders_inside, names_inside, parse_yaml
+from aiorl.config.files import MAX_BYTES, folders_inside, names_inside
 from aiorl.config.layers import CONFIG_FILE
+from aiorl.config.yaml_text import parse_yaml
 from aiorl.data.columns import Array
 from aiorl.errors import ConfigError
 from aiorl.run.observers import STOP_CRITERIA

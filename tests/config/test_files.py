@@ -14,14 +14,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from aiorl.config import files
-from aiorl.config.files import (
-    open_regular,
-    parse_json,
-    parse_value,
-    parsed_bytes,
-    read_regular,
-    read_yaml,
-)
+from aiorl.config.files import open_regular, parse_json, parsed_bytes, read_regular
+from aiorl.config.yaml_text import parse_value, read_yaml
 from aiorl.errors import ConfigError
 
 

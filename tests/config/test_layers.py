@@ -13,7 +13,6 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from aiorl.config import deep_update, put_on_top, to_plain, without_defaults_of
-from aiorl.config.files import parse_value
 from aiorl.config.key import all_keys, key
 from aiorl.config.layers import (
     CONFIG_FILE,
@@ -28,6 +27,7 @@ from aiorl.config.layers import (
     save_config,
 )
 from aiorl.config.schema import CommonConfig
+from aiorl.config.yaml_text import parse_value
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.learning.algorithms.ppo import PPOConfig
 from aiorl.learning.algorithms.registry import config_class

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from aiorl.config import layers
-from aiorl.config.files import parse_yaml, read_with_owners, strangers
+from aiorl.config.files import read_with_owners, strangers
 from aiorl.config.key import all_keys, decides_place, fact_of
 from aiorl.config.layers import load_config
 from aiorl.config.schema import CommonConfig
+from aiorl.config.yaml_text import parse_yaml
 from aiorl.learning.algorithms import ALGORITHMS
 from aiorl.learning.algorithms.registry import config_class
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from aiorl.config.files import parse_value
 from aiorl.config.layers import (
     dump_yaml,
     load_config,
     save_config,
 )
 from aiorl.config.presets import find_preset, named_preset, preset_names
+from aiorl.config.yaml_text import parse_value
 from aiorl.env.registry import EnvContext, resolve_env
 from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aiorl.config.files import MAX_BYTES, parse_yaml, read_regular
+from aiorl.config.files import MAX_BYTES, read_regular
 from aiorl.config.layers import CONFIG_FILE
+from aiorl.config.yaml_text import parse_yaml
 from aiorl.data.columns import F64
 from aiorl.errors import ConfigError
 from aiorl.process.replaced_file import replaced

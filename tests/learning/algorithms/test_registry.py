@@ -13,8 +13,8 @@ import pytest
 import aiorl
 from aiorl import algorithms as parts
 from aiorl.config import deep_update
-from aiorl.config.files import parse_value
 from aiorl.config.rllib_file import other_names
+from aiorl.config.yaml_text import parse_value
 from aiorl.errors import ConfigError, UnknownAlgorithmError
 from aiorl.learning.algorithm import Algorithm, experience_of
 from aiorl.learning.algorithms import ALGORITHMS

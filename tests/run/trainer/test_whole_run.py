@@ -11,7 +11,7 @@ import pytest
 from small_runs import SMALL
 
 import aiorl
-from aiorl.config.files import read_yaml
+from aiorl.config.yaml_text import read_yaml
 from aiorl.errors import AiorlError, ConfigError
 from aiorl.learning.algorithms.ppo import PPOConfig
 
