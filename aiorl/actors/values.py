@@ -222,6 +222,8 @@ def num_bytes(value: Any) -> int:
     if kind is np.ndarray:
         return _ARRAY_BYTES + int(value.nbytes)
     size = sys.getsizeof(value)
+    if not value:
+        return size
     if kind is dict:
         rows = value.get("is_filled")  # of an array of objects
         if isinstance(rows, np.ndarray):
