@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from aiorl.actors.hub_session import INIT, MAX_CREDIT, CallEnded, ItemArrived
 from aiorl.actors.values import num_bytes
+from aiorl.actors.window import CallWindow
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.wire import messages as m
 
@@ -156,10 +157,8 @@ class ActorSession:
         self._last_beat = float("-inf")
         self._next_call = 1
         self._unsent: OrderedDict[int, m.Call] = OrderedDict()
-        # number of a call -> bytes of its arguments
-        self._outstanding: dict[int, int] = {}
-        self._unanswered: dict[int, int] = {}
-        self._unanswered_bytes = 0
+        self._outstanding = CallWindow(_MAX_CALLS, _MAX_BYTES)
+        self._unanswered = CallWindow(_MAX_UNANSWERED, _MAX_UNANSWERED_BYTES)
         self._is_requested = False
         self._payloads: OrderedDict[int, Mapping[str, m.Plain]] = OrderedDict()
         self._requested: set[int] = set()
@@ -172,7 +171,7 @@ class ActorSession:
 
     def reply(self, call_id: int, *, ok: bool, result: m.Value) -> None:
         """Answer a call."""
-        self._unanswered_bytes -= self._unanswered.pop(call_id, 0)
+        self._unanswered.remove(call_id)
         self._send(m.Reply(call_id, ok, result))
 
     def send_item(self, call_id: int, value: m.Value) -> None:
@@ -269,7 +268,7 @@ class ActorSession:
             case m.Credit(call_id, items):
                 self._events.append(CreditArrived(call_id, min(items, MAX_CREDIT)))
             case m.Reply(call_id, ok, result):
-                self._outstanding.pop(call_id, None)
+                self._outstanding.remove(call_id)
                 self._events.append(CallEnded(call_id, ok, result))
                 self._send_calls()
             case m.Item(call_id, value):
@@ -302,16 +301,14 @@ class ActorSession:
             self._out.append(message)
 
     def _send_calls(self) -> None:
-        """Send calls within the bounds of the hub; one of any size is let through."""
-        outstanding = self._outstanding
+        """Send calls within the bounds of the hub."""
         while self._unsent:
             call = next(iter(self._unsent.values()))
             size = num_bytes(call.args)
-            is_full = sum(outstanding.values()) + size > _MAX_BYTES
-            if outstanding and (is_full or len(outstanding) >= _MAX_CALLS):
+            if not self._outstanding.has_room(size):
                 return
             del self._unsent[call.call_id]
-            outstanding[call.call_id] = size
+            self._outstanding.add(call.call_id, size)
             self._send(call)
 
     def _say_hello(self, now: float) -> None:
@@ -343,14 +340,10 @@ class ActorSession:
             return
         number = _payload_of(call) if "payload" in call.args else None
         size = num_bytes(call.args)
-        if (
-            len(self._unanswered) >= _MAX_UNANSWERED
-            or self._unanswered_bytes + size > _MAX_UNANSWERED_BYTES
-        ):
+        if not self._unanswered.has_room(size):
             self._end("the hub sent more calls than this process can hold", is_orderly=False)
             return
-        self._unanswered[call.call_id] = size
-        self._unanswered_bytes += size
+        self._unanswered.add(call.call_id, size)
         args: Mapping[str, m.Plain] = call.args
         if number is not None and number in self._payloads:
             args = self._payloads[number]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from aiorl.actors.values import num_bytes
+from aiorl.actors.window import CallWindow
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.text import one_line
@@ -170,15 +171,26 @@ HubEvent: TypeAlias = (
 
 @dataclass(slots=True)
 class _Place:
-    """A process that runs an actor, or can run one."""
+    """A process that runs an actor, or can run one.
+
+    Attributes:
+        peer: its connection.
+        worker_id: its name.
+        host: name of its host.
+        last_heard: time of its last message.
+        unanswered: calls of its actor to others that have not been answered.
+        actor: the actor that it runs.
+        outstanding: the actor's number of such a call -> ours.
+        needless: needless messages so far.
+    """
 
     peer: bytes
     worker_id: str
     host: str
     last_heard: float
+    unanswered: CallWindow
     actor: _Actor | None = None
-    outstanding: dict[int, int] = field(default_factory=dict)  # its call id -> ours
-    bytes_outstanding: int = 0
+    outstanding: dict[int, int] = field(default_factory=dict)
     needless: int = 0
 
 
@@ -215,23 +227,21 @@ class _Actor:
     Attributes:
         spec: what it is made of.
         restarts_left: restarts that remain.
+        sent: calls of the hub that were sent and have not been answered.
         state: its state.
         place: the process that runs it.
         calls: our number of a call -> the call, sent or not.
         waiting: numbers of calls that have not been sent, in order.
-        num_sent: calls of the hub that were sent and have not been answered.
-        bytes_sent: bytes of their arguments.
         num_restarts: restarts so far.
     """
 
     spec: ActorSpec
     restarts_left: int
+    sent: CallWindow
     state: ActorState = ActorState.WAITING
     place: _Place | None = None
     calls: dict[int, _Call] = field(default_factory=dict)
     waiting: deque[int] = field(default_factory=deque)
-    num_sent: int = 0
-    bytes_sent: int = 0
     num_restarts: int = 0
 
 
@@ -277,7 +287,8 @@ class HubSession:
         if name in self._actors:
             raise LocalProtocolError(f"there is an actor {name!r} already")
         no_spec = ActorSpec(name, path="", args={})
-        self._actors[name] = _Actor(no_spec, restarts_left=0, state=ActorState.NAMED)
+        sent = CallWindow(self.settings.in_flight, self.settings.max_bytes)
+        self._actors[name] = _Actor(no_spec, 0, sent, state=ActorState.NAMED)
 
     def add(self, spec: ActorSpec) -> None:
         """Add an actor, which starts as soon as there is a process for it.
@@ -552,7 +563,9 @@ class HubSession:
         if hello.worker_id in self._named_places and hello.worker_id not in self._awaited:
             self._out.append((peer, m.Bye("its actor has ended", final=False)))
             return
-        place = _Place(peer, hello.worker_id, hello.host, now)
+        # an actor stays within half of these bounds
+        unanswered = CallWindow(_MAX_OUTSTANDING, 2 * self.settings.max_bytes)
+        place = _Place(peer, hello.worker_id, hello.host, now, unanswered)
         self._places[peer] = place
         self._places_by_id[hello.worker_id] = place
         self._out.append((peer, m.LearnerBeat(self.hub_id, -1)))
@@ -632,8 +645,7 @@ class HubSession:
         place = actor.place
         is_restarting = actor.restarts_left > 0 and self._goodbye is None
         actor.place = None
-        actor.num_sent = 0
-        actor.bytes_sent = 0
+        actor.sent.clear()
         if place is not None:
             place.actor = None
             if place.peer in self._places:
@@ -666,8 +678,6 @@ class HubSession:
     ) -> None:
         call_id = message.call_id
         call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
-        if caller is not None:
-            caller[0].bytes_outstanding += size
         actor = self._actors.get(name)
         if actor is None:
             self._report_lost(call, name, "it has ended", is_restarting=False)
@@ -692,22 +702,16 @@ class HubSession:
             self._send_call(actor, call)
 
     def _has_room(self, actor: _Actor, call: _Call) -> bool:
-        settings = self.settings
         # Calls of actors are bounded for each caller. Here they are not: actors that wait for each
         # other would wait forever.
-        if call.caller is not None or not actor.num_sent:
-            return True
-        if actor.bytes_sent + call.num_bytes > settings.max_bytes:
-            return False
-        return actor.num_sent < settings.in_flight
+        return call.caller is not None or actor.sent.has_room(call.num_bytes)
 
     def _send_call(self, actor: _Actor, call: _Call) -> None:
         message = call.message
         assert message is not None
         call.message = None
         if call.caller is None:
-            actor.num_sent += 1
-            actor.bytes_sent += call.num_bytes
+            actor.sent.add(call.call_id, call.num_bytes)
         if call.credit != message.credit:  # more has been given meanwhile
             message = dataclasses.replace(message, credit=call.credit)
         self._send_to(actor, message)
@@ -723,9 +727,7 @@ class HubSession:
         elif call_id == 0 and actor.state is ActorState.STARTING:
             self._began(actor, ok=ok, result=result)
         elif call_id in actor.calls and actor.calls[call_id].is_sent:
-            if actor.calls[call_id].caller is None:
-                actor.num_sent -= 1
-                actor.bytes_sent -= actor.calls[call_id].num_bytes
+            actor.sent.remove(call_id)
             self._end_call(actor, call_id, ok=ok, result=result)
             self._send_waiting(actor)
         else:
@@ -767,14 +769,9 @@ class HubSession:
         if "payload" in message.args:
             self._violated(place, "called with arguments that it has not shared")
             return
-        # an actor stays within half of these bounds, and sends a larger call alone
         size = _cost_of(message.args)
-        is_full = place.bytes_outstanding + size > 2 * self.settings.max_bytes
-        if is_full and place.outstanding:
-            self._violated(place, "called others with too many bytes unanswered")
-            return
-        if len(place.outstanding) >= _MAX_OUTSTANDING:
-            self._violated(place, f"called others with {_MAX_OUTSTANDING} calls unanswered")
+        if not place.unanswered.has_room(size):
+            self._violated(place, "called others with too many calls or bytes unanswered")
             return
         credit = min(message.credit, MAX_CREDIT)
         call = m.Call(
@@ -785,6 +782,7 @@ class HubSession:
             credit=credit,
         )
         place.outstanding[message.call_id] = call.call_id
+        place.unanswered.add(message.call_id, size)
         self._open(message.actor, call, size, caller=(place, message.call_id))
 
     def _end_call(self, actor: _Actor, call_id: int, *, ok: bool, result: m.Value) -> None:
@@ -814,7 +812,7 @@ class HubSession:
         """Answer the call of an actor, if its process is still there."""
         place, theirs = caller
         place.outstanding.pop(theirs, None)
-        place.bytes_outstanding -= call.num_bytes
+        place.unanswered.remove(theirs)
         if place.peer in self._places:
             self._out.append((place.peer, m.Reply(theirs, ok, result)))
 
