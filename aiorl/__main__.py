@@ -44,6 +44,21 @@ _COMMANDS = {
         "train on many hosts: ssh, Slurm, Kubernetes, or copies of one command",
     ),
 }
+_OTHER_NAMES = {
+    "dashboard": "watch",
+    "enjoy": "evaluate",
+    "eval": "evaluate",
+    "learn": "train",
+    "learner": "train",
+    "play": "evaluate",
+    "predict": "serve",
+    "resume": "train --resume",
+    "rollout": "evaluate",
+    "run": "train",
+    "test": "evaluate",
+    "ui": "watch",
+}
+"""Command of other libraries, or a word for it -> the command here."""
 _LIST = "\n".join(f"  {name:10}{about}" for name, (_, about) in _COMMANDS.items())
 _HELP = f"""usage: aiorl COMMAND [options]
 
@@ -87,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if name not in _COMMANDS:
         near = nearest(name, _COMMANDS, count=1) or f" Commands: {', '.join(_COMMANDS)}."
+        if name in _OTHER_NAMES:
+            near = f" Here it is called: aiorl {_OTHER_NAMES[name]}"
         usage_error(_PROG, f"There is no command {name!r:.50}.{near}")
     module = importlib.import_module(_COMMANDS[name][0])
     sys.argv[1:] = rest

@@ -129,7 +129,12 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
             time_band = band_of(experiment.runs, by="seconds", rng=rng)
             time_band = shared_part(time_band, len(experiment.runs))
             handles[labels[experiment.name]] = _draw(over_steps, steps_band, colour)
-            _draw(over_time, time_band, colour, factor)
+            if time_band.num_runs.max() == len(experiment.runs):
+                _draw(over_time, time_band, colour, factor)
+                continue
+            # at no time do all runs have a return: a mean would jump where a run begins or ends
+            for run in experiment.runs:
+                over_time.plot(run.seconds / factor, run.returns, color=colour, linewidth=1.0)
         for axes, what in ((over_steps, "env steps"), (over_time, f"training time in {unit}")):
             if goal is not None:
                 line = axes.axhline(goal, color=INK, linewidth=1.0, linestyle=(0, (2, 3)))

@@ -56,6 +56,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     [
         (["evaluat", "runs/mine"], "'evaluate'"),
         (["xyz"], "train, worker, evaluate"),
+        (["play", "runs/mine"], "aiorl evaluate"),
         (["--env", "CartPole-v1"], "aiorl train --env CartPole-v1"),
     ],
 )

@@ -32,6 +32,7 @@ from safetensors.numpy import load as load_tensors, save as save_tensors
 
 from aiorl.config.code import is_local
 from aiorl.config.files import parse_json, read_with_owners
+from aiorl.config.layers import CONFIG_FILE
 from aiorl.data.columns import Array, Piece
 from aiorl.data.spaces import with_sorted_keys
 from aiorl.errors import CheckpointError
@@ -364,6 +365,10 @@ def find_checkpoint(
     for directory in (path / "checkpoints", path):
         if list_checkpoints(directory):
             return load_newest_valid(directory, check)
+    if (path / CONFIG_FILE).exists():
+        raise CheckpointError(
+            path, "the run has none yet; it writes one every checkpoint_interval_s, and at its end"
+        )
     reason = "there is none in it" if path.is_dir() else "there is no such directory"
     raise CheckpointError(
         path, f"{reason}; give a run directory, or one of the checkpoint-* directories of a run"

@@ -292,7 +292,10 @@ def resolve_env(env: EnvSource) -> EnvCreator:
     source = _SOURCES.get(env.partition(":")[0])
     if source is not None:
         module_name, _, function = source.partition(":")
-        return EnvCreator(env, getattr(importlib.import_module(module_name), function)(env))
+        # those of other sources are imported later, by their functions
+        with needed_by(f"environment {env!r}", "the packages of clients", "serve", key="env"):
+            module = importlib.import_module(module_name)
+        return EnvCreator(env, getattr(module, function)(env))
     if ":" in env:
         return _by_path(env)
     return _gymnasium_id(env, env)

@@ -40,6 +40,7 @@ from aiorl.launch.job import CORES, Job, Verb, check_printable, saved
 from aiorl.launch.logs import lines_of, printable, show_ends
 from aiorl.launch.script_job import ScriptJob
 from aiorl.launch.shipment import Shipment, archive, code_archive, look_through
+from aiorl.process.children import status_text
 from aiorl.process.imports import child_python, python_path
 from aiorl.text import one_line
 
@@ -677,7 +678,21 @@ def _run_attached(launch: Launch) -> int:
             launch.show(f"{host.label}: did not end in time; its processes end by themselves")
     if has_failed and launch.job.port and not launch.learner:  # perhaps before there was a display
         sys.stderr.write((launch.job.run_dir / "logs" / "launch.txt").read_text("utf-8"))
-    return 1 if has_failed else learner.poll() or 0
+    status = learner.poll() or 0
+    if status < 0:
+        if not signal_times:
+            _show_signal(launch, status)
+        status = _BY_SIGNAL - status
+    return 1 if has_failed else status
+
+
+def _show_signal(launch: Launch, status: int) -> None:
+    """Show that a signal has ended the learner or the script on this machine, which had no time to
+    say so.
+    """
+    part = "script" if launch.job.is_script else "learner"
+    again = "starts it again" if launch.job.is_script else "continues from the newest checkpoint"
+    launch.show(f"the {part} ended with {status_text(status)}; the same command {again}")
 
 
 def _command_here(launch: Launch) -> list[str]:

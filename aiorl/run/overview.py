@@ -137,6 +137,7 @@ class Overview:
         self._num_joined = 0
         self._num_failures = 0
         self._busy: float | None = None
+        self._updates_seen: int | None = None
 
     def note(self, event: News, version: int) -> None:
         """Take note of what happened to a worker; ``version`` is that of the newest snapshot."""
@@ -188,7 +189,12 @@ class Overview:
         self.result = result
         metrics = result.get("learner", {})
         waited_s = metrics.get("wait_for_batch_s")
-        if waited_s is None:
+        updates = result.get("updates_total")
+        if waited_s is None or updates == self._updates_seen:
+            return
+        is_first = self._updates_seen is None
+        self._updates_seen = updates
+        if is_first:  # its batch came while it was compiled, so it waited for nothing
             return
         worked_s = metrics["update_s"] + metrics["make_batch_s"]
         busy = worked_s / max(worked_s + waited_s, 1e-9)

@@ -79,7 +79,7 @@ _MAX_MAIL_OF_WORKER = 64 << 20
 them."""
 _MAIL_ITEM_BYTES = 2000
 """Cost of a request besides the bytes of its message."""
-_GONE = "The worker of this session is gone. Open a new session."
+_GONE = "The worker of this session is lost, or the run is over. Open a new session."
 _MAX_DEPTH = 50
 _OF_ACT = frozenset(("observation", "action", "reward", "info", "dones", "start"))
 _OF_END = frozenset(("observation", "reward", "info", "dones", "truncated"))

@@ -136,6 +136,12 @@ class Sessions:
         Raises:
             Refusal: there is none of that name.
         """
+        if id is None:
+            raise Refusal(
+                400,
+                "This request needs a session. POST /sessions opens one, as does a message with"
+                " 'do': 'open'. Send its name as 'session'.",
+            )
         if not isinstance(id, str) or not self.is_open(id):
             raise Refusal(
                 410 if isinstance(id, str) else 400,

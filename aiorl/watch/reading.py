@@ -23,7 +23,7 @@ from aiorl.data.columns import Array
 from aiorl.errors import ConfigError
 from aiorl.run.observers import STOP_CRITERIA
 from aiorl.run.report.loggers import JSONL_FILE, numbers_of, results_in
-from aiorl.run.report.plot import OF_A_RUN, Band, RunCurve, band_of, group_runs
+from aiorl.run.report.plot import OF_A_RUN, Band, RunCurve, band_of, group_runs, shared_part
 from aiorl.status import FILES, SILENT_S, Part, is_run, part_of, signature, status_of_run
 from aiorl.text import many_lines, one_line
 
@@ -355,6 +355,8 @@ def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any
     descriptions = []
     for experiment in group_runs([curve for curve in curves_of_runs if len(curve.steps)]):
         band = _band(experiment.runs, by)
+        if by == "seconds":
+            band = shared_part(band, len(experiment.runs))
         descriptions.append(
             {
                 "name": one_line(experiment.name, 200),

@@ -346,6 +346,14 @@ def test_the_error_says_if_no_checkpoint_can_be_used(tmp_path: Path) -> None:
         load_newest_valid(tmp_path)
 
 
+def test_the_error_tells_a_run_without_a_checkpoint_from_another_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint-\*"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "config.yaml").write_text("")
+    with pytest.raises(CheckpointError, match="checkpoint_interval_s"):
+        find_checkpoint(tmp_path)
+
+
 def test_a_checkpoint_of_another_run_is_refused_with_all_differences(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, TENSORS, META)
     checkpoint = load_newest_valid(tmp_path)

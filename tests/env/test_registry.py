@@ -103,6 +103,16 @@ def test_an_environment_without_its_packages_names_the_extra_of_aiorl(monkeypatc
     assert "gymnasium[" not in str(caught.value)
 
 
+def test_an_environment_of_clients_without_its_packages_names_the_extra_of_aiorl(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("websockets")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, "aiorl.serving.external", raising=False)
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    with pytest.raises(ConfigError, match=r"\[serve\]") as caught:
+        resolve_env("external")
+    assert caught.value.key == "env"
+
+
 def test_other_values_than_a_name_class_or_function_are_refused():
     for value in (3, None, ["CartPole-v1"]):
         with pytest.raises(UnknownEnvError):

@@ -422,6 +422,18 @@ def test_all_ends_with_the_launcher(hosts: Hosts, how: str) -> None:
 
 
 @needs_hosts
+def test_a_learner_that_is_killed_is_named_with_its_signal(hosts: Hosts) -> None:
+    started = hosts.start("--", hosts="n1=1")
+    started.wait_for("iteration")
+    holder = json.loads((hosts.work / "run/lock").read_text())
+    os.kill(holder["pid"], signal.SIGKILL)
+    assert started.wait(60) == 128 + signal.SIGKILL
+    assert "SIGKILL" in started.text
+    assert "SIGKILL" in (hosts.work / "run/logs/launch.txt").read_text()
+    assert not hosts.left()
+
+
+@needs_hosts
 def test_hosts_come_and_go(hosts: Hosts) -> None:
     """A host that crashed joins again, one that is cut off ends by itself, and hosts can be
     added.

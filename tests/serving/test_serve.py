@@ -203,7 +203,7 @@ def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -
             (b"\x81\xa2id\xc7\x00\x05", "extension"),
             ('{"id": {}}', "'id'"),
             ('{"do": 3}', "act, open, end, close"),
-            ('{"do": "end"}', "not open"),
+            ('{"do": "end"}', "/sessions"),
             ('{"policy": "box"}', "obs"),
             ('{"do": "open", "policies": 1}', "'policy'"),
             ('{"do": "close", "session": "x"}', "not open"),

@@ -217,6 +217,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> No
     assert first["runs"] == ["a1", "a2", "a3"]
     assert "lr=0.1" in first["name"]
     assert (second["runs"], second["at"][-1]) == (["b"], 10.0)
+    assert first["at"][-1] <= 10.0  # with the first of its runs
     assert experiments(runs, "no such figure", "steps") == []
 
 

@@ -173,6 +173,16 @@ def test_curves_over_training_time_end_where_the_fastest_run_ends(tmp_path: Path
     assert 9.9 < ends[1] <= 10
 
 
+def test_runs_that_share_no_training_time_are_drawn_one_by_one(tmp_path: Path) -> None:
+    """Their mean would jump where one of them begins or ends."""
+    for seed, (first, last) in enumerate([(1, 4), (2, 5), (9, 12)]):
+        write_run(tmp_path / str(seed), [(0, first, -5.0), (100, last, 1.0)], seed=seed)
+    experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    _, over_time = draw_experiments(experiments).axes
+    lines = [tuple(line.get_xdata()) for line in over_time.get_lines()]
+    assert sorted(lines) == [(1, 4), (2, 5), (9, 12)]
+
+
 def test_the_picture_of_one_run_is_its_learning_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
