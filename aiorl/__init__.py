@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         wait as wait,
     )
     from aiorl.client import PolicyClient as PolicyClient
+    from aiorl.compat.metrics import collect_metrics as collect_metrics
     from aiorl.compat.optimizers import (
         AsyncGradientsOptimizer as AsyncGradientsOptimizer,
         AsyncSamplesOptimizer as AsyncSamplesOptimizer,
@@ -140,6 +141,7 @@ _HOMES = {
     "aiorl.actors.hub": "Actors",
     "aiorl.actors.references": "ObjectRef get method wait",
     "aiorl.client": "PolicyClient",
+    "aiorl.compat.metrics": "collect_metrics",
     "aiorl.compat.optimizers": (
         "AsyncGradientsOptimizer AsyncSamplesOptimizer PolicyOptimizer SyncReplayOptimizer"
         " SyncSamplesOptimizer"

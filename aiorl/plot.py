@@ -4,8 +4,9 @@ runs and seeds.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -17,7 +18,7 @@ from aiorl.config.command_line import Parser, exit_status
 from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 from aiorl.process.replaced_file import replaced
-from aiorl.run.report.comparison import compare
+from aiorl.run.report.comparison import compare, scores_of
 from aiorl.run.report.plot import (
     INK,
     PLOT_FILE,
@@ -49,6 +50,7 @@ _EXAMPLES = """examples:
   python -m aiorl.plot runs/ppo-* runs/impala-* --out compared.png    # Compares two experiments.
   python -m aiorl.plot runs/a runs/b --label "small net" --label "large net"
   python -m aiorl.plot runs                                           # Draws all runs in a directory.
+  python -m aiorl.plot runs --normalize CartPole-v1=20:500 --normalize Pendulum-v1=-1200:-150
 
 Runs that differ only in their seed are one experiment. The line is the interquartile mean of their mean returns, and
 the band is its 95 % bootstrap interval. Over env steps, the line is dashed after the first of the runs has ended; over
@@ -56,6 +58,8 @@ training time, it ends there, since runs of one experiment differ in speed. Each
 the settings in which it differs from the others. Each environment has its own panels.
 Experiments with two runs or more are compared by the probability that a run of one ends better than a run of the
 other (Agarwal et al. 2021, "probability of improvement").
+With --normalize, they also get a score over several environments: the interquartile mean of all their runs, where the
+first return counts 0, such as that of random actions, and the second one 1.
 """
 _SEED = 0  # of the bootstrap, so that pictures are reproducible
 # inches
@@ -188,6 +192,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="TEXT",
         help="name of a curve; once for each curve, in the same order",
     )
+    parser.add_argument(
+        "--normalize",
+        action="append",
+        metavar="ENV=LOW:HIGH",
+        help="returns that score 0 and 1 in an environment; once for each that should count",
+    )
     options = parser.parse(argv)
     return exit_status(lambda: _plot(options))
 
@@ -202,6 +212,7 @@ def _plot(options: Mapping[str, Any]) -> None:
     if not curves:
         raise ConfigError("There are no results to draw.", key="run")
     experiments = _labelled(group_runs(curves), options.get("label", []))
+    ranges = _ranges(options.get("normalize", []), {experiment.env for experiment in experiments})
     try:
         path = _drawn(experiments, options.get("out"), options.get("goal"))
     except ImportError as error:
@@ -221,7 +232,47 @@ def _plot(options: Mapping[str, Any]) -> None:
             f"{pair.better} ends better than {pair.worse} with probability {pair.probability:.2f}"
             f" (95 % interval {pair.low:.2f} to {pair.high:.2f}{envs})\n"
         )
+    for score in scores_of(experiments, ranges, np.random.default_rng(_SEED)):
+        envs = "1 environment" if score.num_envs == 1 else f"{score.num_envs} environments"
+        sys.stdout.write(
+            f"{score.name} scores {score.mean:.2f} (interquartile mean of {_runs(score.num_runs)}"
+            f" in {envs}; 95 % interval {score.low:.2f} to {score.high:.2f})\n"
+        )
     sys.stdout.write(f"{path}\n")
+
+
+def _ranges(texts: Sequence[str], envs: Collection[str]) -> dict[str, tuple[float, float]]:
+    """Return the returns that score 0 and 1 by environment.
+
+    Args:
+        texts: "ENV=LOW:HIGH" of each.
+        envs: environments that have runs.
+
+    Raises:
+        ConfigError: a text has another form, or names no environment of the runs.
+    """
+    ranges = {}
+    for text in texts:
+        env, _, numbers = text.rpartition("=")
+        try:
+            low, high = map(float, numbers.split(":"))
+        except ValueError:
+            low = high = math.nan
+        if not math.isfinite(high - low) or low == high:
+            raise ConfigError(
+                f"--normalize is {text!r}, expected ENV=LOW:HIGH with two different returns, such"
+                " as CartPole-v1=20:500.",
+                key="normalize",
+                value=text,
+            )
+        if env not in envs:
+            raise ConfigError(
+                f"--normalize names {env!r}, but the runs are of {', '.join(sorted(envs))}.",
+                key="normalize",
+                value=text,
+            )
+        ranges[env] = (low, high)
+    return ranges
 
 
 def _names_of(experiments: Sequence[Experiment]) -> list[str]:

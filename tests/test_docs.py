@@ -56,6 +56,7 @@ _PLACEHOLDERS = {
     "ADDRESS": "tcp://learner-host:5557",
     "NAME": "ppo",
     " N ": " 2 ",
+    "$seed": "1",
 }
 _REDIRECTION = re.compile(r"\s+(?:\d?>>?|\|).*$")
 

@@ -372,8 +372,10 @@ class Actor:
                 np.broadcast_to(component, (len(rows), *component.shape))
                 for component in self.initial_state
             ],
-            prev_column,
-            None if prev_rewards is None else np.asarray(prev_rewards, np.float32),
+            prev_action_batch=prev_column,
+            prev_reward_batch=(
+                None if prev_rewards is None else np.asarray(prev_rewards, np.float32)
+            ),
             explore=explore,
             **extra,
         )

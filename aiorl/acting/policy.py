@@ -135,15 +135,15 @@ class Policy(ABC):
                 "there is no action to take: the observation's action mask forbids every one"
             )
         layout = ActionLayout(self.action_space)
-        # by position, because users' policies may name these parameters otherwise
+        # by name, as samplers do it: users' policies may take any of these as **kwargs
         actions, state_out, columns = self.compute_actions(
             obs[None],
             [component[None] for component in state or self.get_initial_state()],
-            None if prev_action is None else layout.to_row(prev_action)[None],
-            None if prev_reward is None else np.array([prev_reward], np.float32),
-            None if info is None else [info],
-            None if episode is None else [episode],
-            timestep,
+            prev_action_batch=None if prev_action is None else layout.to_row(prev_action)[None],
+            prev_reward_batch=None if prev_reward is None else np.array([prev_reward], np.float32),
+            info_batch=None if info is None else [info],
+            episodes=None if episode is None else [episode],
+            timestep=timestep,
             explore=explore,
         )
         return (

@@ -19,7 +19,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ import numpy as np
 from aiorl.acting.exploration import Schedule
 from aiorl.actors.references import ObjectRef, get, wait
 from aiorl.compat.learning import check_sgd, minibatch_sgd
+from aiorl.compat.metrics import averages
 from aiorl.compat.remote import put
 from aiorl.compat.worker_set import WorkerSet, make_workers
 from aiorl.data import columns as c
@@ -40,13 +41,11 @@ from aiorl.data.columns import (
     ColumnSpec,
     Dtype,
 )
-from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ActorLost, BatchError, ConfigError, PolicyError
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay
 from aiorl.learning.replay.spec import ReplaySpec
-from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.run.report.results import Results
 
 logger = logging.getLogger(__name__)
@@ -246,16 +245,8 @@ class PolicyOptimizer(ABC):
         now = time.monotonic()
         if min_history not in self._results:
             self._results = {min_history: Results(max(1, min_history), now)}
-        results = self._results[min_history]
         metrics = [item for answer in answers for item in answer]
-        episodes = [item for item in metrics if isinstance(item, RolloutMetrics)]
-        estimates = [item for item in metrics if isinstance(item, OffPolicyEstimate)]
-        results.add_episodes(EpisodeColumns.of(episodes, estimates))
-        return {
-            **results.take_episodes(now),
-            "sampler_perf": _mean_perf(episodes),
-            "info": self.stats(),
-        }
+        return {**averages(self._results[min_history], metrics, now), "info": self.stats()}
 
     def _global_vars(self) -> dict[str, Any]:
         return {"timestep": self.num_steps_sampled}
@@ -278,15 +269,6 @@ class PolicyOptimizer(ABC):
             return [self.workers.local_worker().sample()]
         batches: list[Batch] = get([worker.sample.remote() for worker in remote_workers])
         return batches
-
-
-def _mean_perf(episodes: Iterable[RolloutMetrics]) -> dict[str, float]:
-    """Return means of the samplers' figures over the episodes that have them."""
-    figures: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in episode.perf_stats.items():
-            figures.setdefault(name, []).append(value)
-    return {name: float(np.mean(values)) for name, values in figures.items()}
 
 
 def _stats_of(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,9 +96,9 @@ def test_a_single_action_gets_all_data_of_its_step():
     calls = []
 
     class Recording(Policy):
-        def compute_actions(self, obs, *rest, explore=True):
-            calls.append((obs, *rest, explore))
-            return np.ones(1, np.int64), [rest[0][0] + 1], {"extra": np.zeros((1, 2))}
+        def compute_actions(self, obs, states, **rest):
+            calls.append((obs, states, rest))
+            return np.ones(1, np.int64), [states[0] + 1], {"extra": np.zeros((1, 2))}
 
         def get_initial_state(self):
             return [np.zeros(3, np.float32)]
@@ -108,13 +108,17 @@ def test_a_single_action_gets_all_data_of_its_step():
         np.zeros(1), (), 1, 0.5, {"a": 1}, "episode", 7
     )
     assert (action, state[0].tolist(), columns["extra"].shape) == (1, [1, 1, 1], (2,))
-    (obs, states, prev_actions, prev_rewards, infos, episodes, timestep, explore), *_ = calls
-    assert (obs.shape, states[0].shape, prev_actions.tolist(), prev_rewards.tolist()) == (
-        (1, 1),
-        (1, 3),
-        [1],
-        [0.5],
-    )
-    assert (infos, episodes, timestep, explore) == ([{"a": 1}], ["episode"], 7, True)
+    obs, states, rest = calls[0]
+    assert (obs.shape, states[0].shape) == ((1, 1), (1, 3))
+    assert rest == {
+        "prev_action_batch": [1],
+        "prev_reward_batch": [0.5],
+        "info_batch": [{"a": 1}],
+        "episodes": ["episode"],
+        "timestep": 7,
+        "explore": True,
+    }
     policy.compute_single_action(np.zeros(1), [np.ones(3, np.float32)], explore=False)
-    assert calls[1][2:] == (None, None, None, None, None, False)
+    _, _, rest = calls[1]
+    assert rest.pop("explore") is False
+    assert set(rest.values()) == {None}

@@ -194,6 +194,26 @@ def test_results_are_means_over_the_episodes_of_all_workers(make: Make) -> None:
     assert again["episode_reward_mean"] == first["episode_reward_mean"]
 
 
+def test_metrics_of_workers_without_an_optimizer_are_of_their_new_episodes() -> None:
+    workers = WorkerSet(
+        env_creator=counting,
+        policy=RandomPolicy,
+        trainer_config={"rollout_fragment_length": 32},
+        num_workers=1,
+    )
+    local, (remote,) = workers.local_worker(), workers.remote_workers()
+    local.sample()
+    of_local = aiorl.collect_metrics(local)
+    aiorl.get(remote.sample.remote())
+    of_remote = aiorl.collect_metrics(remote_workers=[remote])
+    assert of_local["episodes_this_iter"] == of_remote["episodes_this_iter"] > 0
+    assert of_local["episode_reward_mean"] > 0 < of_local["sampler_perf"]["mean_inference_ms"]
+    of_none = aiorl.collect_metrics(local, [remote], timeout_seconds=60)
+    assert of_none["episodes_this_iter"] == 0
+    assert math.isnan(of_none["episode_reward_mean"])
+    workers.stop()
+
+
 def test_gradients_are_applied_as_they_arrive_and_each_worker_gets_new_weights(make: Make) -> None:
     optimizer = make(AsyncGradientsOptimizer, GradientPolicy, num_workers=2, grads_per_step=5)
     assert optimizer.step()["batch_count"] == 4

@@ -1,20 +1,19 @@
-"""Comparison of experiments by the probability of improvement.
+"""Comparison of experiments by the probability of improvement and by normalised scores.
 
 Source: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
-https://arxiv.org/abs/2108.13264, section 4.3; `rliable.metrics.probability_of_improvement` is the
-authors' code.
+https://arxiv.org/abs/2108.13264, section 4.3; `rliable.metrics` is the authors' code.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from aiorl.data.columns import F64
-from aiorl.run.report.plot import Experiment
+from aiorl.run.report.plot import Experiment, interquartile_mean
 
 _RESAMPLES = 2000
 MIN_RUNS = 2
@@ -71,6 +70,59 @@ def compare(experiments: Sequence[Experiment], rng: np.random.Generator) -> Iter
             low=low,
             high=high,
             num_envs=len(envs),
+        )
+
+
+class Score(NamedTuple):
+    """Normalised score of the runs of one name at their ends.
+
+    Attributes:
+        name: name of the experiments.
+        mean: interquartile mean over all runs.
+        low: lower end of its 95 % interval.
+        high: upper end.
+        num_runs: runs in all environments.
+        num_envs: environments.
+    """
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    num_runs: int
+    num_envs: int
+
+
+def scores_of(
+    experiments: Sequence[Experiment],
+    ranges: Mapping[str, tuple[float, float]],
+    rng: np.random.Generator,
+) -> Iterator[Score]:
+    """Yield the normalised score of each name: returns at the end are 0 at the lower and 1 at the
+    higher number of their environment's range.
+
+    Args:
+        experiments: the experiments; those with the same name are of different environments.
+        ranges: name of an environment -> two different returns; others are left out.
+        rng: generator of the bootstrap, which resamples the runs of each environment.
+    """
+    tasks: dict[str, list[F64]] = {}
+    for experiment in experiments:
+        if experiment.env in ranges:
+            zero, one = ranges[experiment.env]
+            last = np.array([run.returns[-1] for run in experiment.runs])
+            tasks.setdefault(experiment.name, []).append((last - zero) / (one - zero))
+    for name, scores in tasks.items():
+        resampled = [task[rng.integers(len(task), size=(len(task), _RESAMPLES))] for task in scores]
+        low, high = np.quantile(interquartile_mean(np.concatenate(resampled)), (0.025, 0.975))
+        pooled = np.concatenate(scores)
+        yield Score(
+            name=name,
+            mean=float(interquartile_mean(pooled)),
+            low=float(low),
+            high=float(high),
+            num_runs=len(pooled),
+            num_envs=len(scores),
         )
 
 

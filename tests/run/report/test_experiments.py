@@ -278,3 +278,41 @@ def test_the_command_compares_experiments_with_several_runs(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
     # of nine pairs, 4 < 5 alone is lost; one run of a2c is no sample of seeds
     assert line.startswith("impala ends better than ppo with probability 0.89 (95 % interval ")
+
+
+def test_the_command_scores_experiments_over_environments_that_have_a_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = {
+        ("ppo", "CartPole-v1"): (20, 260, 500),  # scores 0, 0.5, 1
+        ("ppo", "Pendulum-v1"): (-1200, -675, -150),  # likewise
+        ("ppo", "Acrobot-v1"): (-500, -80, -90),  # without a range
+        ("a2c", "CartPole-v1"): (260, 260, 260),
+    }
+    for (algo, env), values in ends.items():
+        for seed, value in enumerate(values):
+            path = tmp_path / f"{algo}-{env}-{seed}"
+            write_run(path, [(0, 0, 0.0), (10, 1, value)], algo=algo, env=env, seed=seed)
+    ranges = ["--normalize", "CartPole-v1=20:500", "--normalize", "Pendulum-v1=-1200:-150"]
+    assert main([str(tmp_path), "--out", str(tmp_path / "curves.png"), *ranges]) == 0
+    of_a2c, of_ppo = [
+        line for line in capsys.readouterr().out.splitlines() if line.find(" scores ") > 0
+    ]
+    # of 0, 0, 0.5, 0.5, 1, 1, the middle four remain
+    assert of_ppo.startswith("ppo scores 0.50 (interquartile mean of 6 runs in 2 environments;")
+    low, high = map(float, re.findall(r"\d\.\d+", of_ppo)[1:])
+    assert 0 <= low < 0.5 < high <= 1
+    assert of_a2c.startswith("a2c scores 0.50 (interquartile mean of 3 runs in 1 environment;")
+    assert of_a2c.endswith("0.50 to 0.50)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CartPole-v1", "CartPole-v1=20", "CartPole-v1=20:20", "CartPole-v1=20:inf", "Pong-v5=0:1"],
+)
+def test_a_range_that_can_not_be_used_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    write_run(tmp_path / "run", [(0, 0, 0.0), (10, 1, 9.0)])
+    assert main([str(tmp_path / "run"), "--normalize", text]) == 2
+    assert text.partition("=")[0] in capsys.readouterr().err
