@@ -173,6 +173,19 @@ def test_curves_over_training_time_end_where_the_fastest_run_ends(tmp_path: Path
     assert 9.9 < ends[1] <= 10
 
 
+def test_a_curve_is_dashed_wherever_some_of_its_runs_are_missing(tmp_path: Path) -> None:
+    """Runs that share no time would otherwise look like one that learns several times."""
+    for seed, start in enumerate([0, 30]):
+        points = [(0, start, 0.0), (100, start + 10, 9.0)]
+        write_run(tmp_path / str(seed), points, seed=seed)
+    experiments = group_runs([RunCurve.read(path) for path in find_runs([tmp_path])])
+    over_steps, over_time = draw_experiments(experiments).axes
+    for axes, is_solid in ((over_steps, True), (over_time, False)):
+        dashed, solid = axes.get_lines()
+        assert np.isfinite(dashed.get_ydata()).any()
+        assert np.isfinite(solid.get_ydata()).any() == is_solid
+
+
 def test_the_picture_of_one_run_is_its_learning_curve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
