@@ -54,8 +54,9 @@ _EXAMPLES = """examples:
 
 Runs that differ only in their seed are one experiment. The line is the interquartile mean of their mean returns, and
 the band is its 95 % bootstrap interval. Over env steps, the line is dashed after the first of the runs has ended; over
-training time, it ends there, since runs of one experiment differ in speed. Each curve has the name of its algorithm and
-the settings in which it differs from the others. Each environment has its own panels.
+training time, it ends there, since runs of one experiment differ in speed; runs that share no time, such as short ones
+that took different times to compile, have a line each. Each curve has the name of its algorithm and the settings in
+which it differs from the others. Each environment has its own panels.
 Experiments with two runs or more are compared by the probability that a run of one ends better than a run of the
 other (Agarwal et al. 2021, "probability of improvement").
 With --normalize, they also get a score over several environments: the interquartile mean of all their runs, where the
@@ -131,10 +132,11 @@ def draw_experiments(experiments: Sequence[Experiment], *, goal: float | None = 
             colour = f"C{names.index(experiment.name)}"
             steps_band = band_of(experiment.runs, by="steps", rng=rng)
             time_band = band_of(experiment.runs, by="seconds", rng=rng)
-            time_band = shared_part(time_band, len(experiment.runs))
-            handles[labels[experiment.name]] = _draw(over_steps, steps_band, colour)
-            if time_band.num_runs.max() == len(experiment.runs):
-                _draw(over_time, time_band, colour, factor)
+            num_runs = len(experiment.runs)
+            time_band = shared_part(time_band, num_runs)
+            handles[labels[experiment.name]] = _draw(over_steps, steps_band, colour, num_runs)
+            if time_band.num_runs.max() == num_runs:
+                _draw(over_time, time_band, colour, num_runs, factor)
                 continue
             # at no time do all runs have a return: a mean would jump where a run begins or ends
             for run in experiment.runs:
@@ -317,11 +319,11 @@ def _not_drawn(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path} can't be drawn: {error}.", key="out", value=str(path))
 
 
-def _draw(axes: Axes, band: Band, colour: str, factor: float = 1.0) -> Artist:
+def _draw(axes: Axes, band: Band, colour: str, num_runs: int, factor: float = 1.0) -> Artist:
     """Draw a curve with its band, in units of ``factor`` steps or seconds, and return its artist
-    for the legend.
+    for the legend. Where it has fewer than ``num_runs``, it is dashed.
     """
-    has_all_runs = band.num_runs == band.num_runs.max()
+    has_all_runs = band.num_runs == num_runs
     at = band.at / factor
     axes.fill_between(at, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(at, band.mean, color=colour, linewidth=1.4, linestyle=(0, (4, 2)))

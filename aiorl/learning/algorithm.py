@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -25,9 +25,10 @@ from aiorl.data.columns import DEFAULT_POLICY_ID, I32, Array, Columns, Piece
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.obs_layout import ObsLayout, Shape
 from aiorl.errors import CheckpointError, ConfigError, InternalError
-from aiorl.learning.optimised import like
-from aiorl.learning.step_checks import check_only_one
-from aiorl.learning.steps import Composed, Descent, Loop, Step, TargetNetwork, descend
+from aiorl.learning.lazy import Tensors, tf
+from aiorl.learning.optimised import like, of_tensorflow
+from aiorl.learning.step_checks import check_distinct, check_only_one, checked_pair
+from aiorl.learning.steps import Composed, Descent, Loop, Loss, Step, TargetNetwork, descend
 
 if TYPE_CHECKING:
     from aiorl.learning.models.actor_critic import ActorCritic
@@ -431,8 +432,46 @@ class Update:
         Raises:
             ConfigError: no step, or more than one, has that name; or see `descend`.
         """
-        loop = replace(self.loop, step=_changed_descent(self.loop.step, name, changes))
+
+        def changed(step: Descent) -> Descent:
+            return _remade(step, step.loss, step.variables, changes)
+
+        loop = replace(self.loop, step=_with_descent(self.loop.step, name, changed))
         return replace(self, loop=loop)
+
+    def with_loss(
+        self, loss: Loss, variables: Mapping[str, Any] | None = None, *, name: str = ""
+    ) -> Update:
+        """Return this update with a further loss in one of its steps, which descends the sum of
+        both::
+
+            PPO.update(config, networks).with_loss(prediction_loss, {"predictor/kernel": kernel})
+
+        Args:
+            loss: loss of a minibatch. Its tensors join those of the step's own loss.
+            variables: further variables for the step to train, TensorFlow's or Keras's, by the
+                names under which they are saved, which never change.
+            name: name of the step, see `with_descent`.
+
+        Raises:
+            ConfigError: no step, or more than one, has that name; a name in `variables` is taken.
+                Or, when it is traced, both losses return a tensor of the same name.
+        """
+        variables = variables or {}
+        further = dict(zip(variables, of_tensorflow([*variables.values()]), strict=True))
+        check_distinct("variables", self.saved, further)
+
+        def changed(step: Descent) -> Descent:
+            def total(minibatch: Tensors, knobs: Tensors) -> tuple[tf.Tensor, Tensors]:
+                value, tensors = checked_pair(step.loss(minibatch, knobs), step.loss)
+                further_value, further_tensors = checked_pair(loss(minibatch, knobs), loss)
+                check_distinct("tensors", tensors, further_tensors)
+                return value + further_value, {**tensors, **further_tensors}
+
+            return _remade(step, total, [*step.variables, *further.values()], {})
+
+        loop = replace(self.loop, step=_with_descent(self.loop.step, name, changed))
+        return replace(self, loop=loop, saved={**self.saved, **further})
 
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
         """Return all knobs after `env_steps_total` env steps."""
@@ -442,16 +481,16 @@ class Update:
         return values
 
 
-def _changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
-    """Return a step in which the `Descent` of that name has other arguments of `descend`.
+def _with_descent(step: Step, name: str, change: Callable[[Descent], Descent]) -> Step:
+    """Return a step in which the `Descent` of that name is changed.
 
     Args:
         step: a step, or what combinators made of several.
         name: name of the descent, as in its metrics.
-        changes: arguments of `descend` by name.
+        change: returns what takes its place.
 
     Raises:
-        ConfigError: no descent, or more than one, has that name; or see `descend`.
+        ConfigError: no descent, or more than one, has that name; or see `change`.
     """
     names: list[str] = []
 
@@ -461,22 +500,34 @@ def _changed_descent(step: Step, name: str, changes: Mapping[str, Any]) -> Step:
         if not isinstance(part, Descent):
             return part
         names.append(part.name)
-        if part.name != name:
-            return part
-        arguments = {
-            "parts": part.parts,
-            "clip": part.clip,
-            "reduce": part.reduce,
-            "lr": part.lr,
-            "name": name,
-            "optimizer": like(part.optimizer),
-            **changes,
-        }
-        return descend(part.variables, part.loss, **arguments)
+        return change(part) if part.name == name else part
 
     result = changed(step)
     check_only_one(name, names)
     return result
+
+
+def _remade(
+    step: Descent, loss: Loss, variables: Sequence[Any], changes: Mapping[str, Any]
+) -> Descent:
+    """Return a step like another one, with this loss and these variables.
+
+    Args:
+        step: the other one.
+        loss: loss of a minibatch.
+        variables: variables to train.
+        changes: further arguments of `descend` that differ, by name.
+    """
+    arguments = {
+        "parts": step.parts,
+        "clip": step.clip,
+        "reduce": step.reduce,
+        "lr": step.lr,
+        "name": step.name,
+        "optimizer": like(step.optimizer),
+        **changes,
+    }
+    return descend(variables, loss, **arguments)
 
 
 @dataclass(frozen=True, slots=True)

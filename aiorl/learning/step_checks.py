@@ -67,8 +67,19 @@ def check_only_one(name: str, names: Sequence[str]) -> None:
             f"{names.count(name)} steps of the update have the name {name!r}; the names are"
             f" {_listed(names)}.",
             key="algo",
-            hint="Give with_descent(name) the name of one: NAME of the metric NAME_loss, '' of"
+            hint="Give with_descent or with_loss the name of one: NAME of the metric NAME_loss, '' of"
             " loss.",
+        )
+
+
+def check_distinct(what: str, earlier: Mapping[str, Any], later: Mapping[str, Any]) -> None:
+    """Raise ConfigError if `later`, which `with_loss` adds, has a name of an `earlier` one."""
+    repeated = earlier.keys() & later.keys()
+    if repeated:
+        raise ConfigError(
+            f"with_loss adds {what} with names that are taken: {_listed(repeated)}.",
+            key="algo",
+            hint="Give them other names.",
         )
 
 

@@ -190,6 +190,63 @@ def test_parts_stay_when_something_else_of_a_step_changes() -> None:
     assert [type(optimizer).__name__ for optimizer in descent.optimizers] == ["SGD", "Adam"]
 
 
+def predicted(columns: Any, knobs: Any, weight: Any) -> Any:
+    """Return the errors of a prediction of the value targets, which the weight alone makes."""
+    return tf.reduce_mean(tf.square(weight - columns["value_targets"])), {"aux": weight[0]}
+
+
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+def test_a_further_loss_joins_the_one_of_a_built_in_step_with_variables_of_its_own(
+    kind: Any,
+) -> None:
+    class Predicting(PPO):
+        @staticmethod
+        def update(config: Any, networks: Any) -> Any:
+            weight = kind([1.0], dtype="float32")
+            kernel = networks.model.trainable["policy/head/kernel"]
+
+            def loss(columns: Any, knobs: Any) -> Any:
+                value, tensors = predicted(columns, knobs, tf.convert_to_tensor(weight))
+                return value + 1e3 * tf.reduce_sum(kernel), tensors
+
+            return PPO.update(config, networks).with_loss(loss, {"weight": weight})
+
+    case = Case("ppo", sgd_minibatch_size=48, kl_stop=10.0)
+    before = case.model.get_weights()["policy/head/kernel"]
+    learner = Learner(Predicting, case.config, case.model)
+    metrics = learner.update(learner.make_batch(case.fragments()), 0).metrics
+    assert metrics["aux"] != 0
+    assert {"kl", "policy_loss", "loss"} <= metrics.keys(), "the step has its own metrics, too"
+    assert (case.model.get_weights()["policy/head/kernel"] < before).all()
+    (name,) = [name for name in learner.get_state().tensors if name.endswith("weight")]
+    assert learner.get_state().tensors[name] != 1.0
+    again = Learner(Predicting, case.config, case.model)
+    again.set_state(learner.get_state())
+    np.testing.assert_array_equal(
+        again.get_state().tensors[name], learner.get_state().tensors[name]
+    )
+
+
+def test_names_of_a_further_loss_are_its_own() -> None:
+    case = Case("ppo")
+    update = PPO.update(case.config, case.learner.networks)
+    weight = tf.Variable([1.0])
+    with pytest.raises(ConfigError, match=r"0 steps.*'critic'.*''"):
+        update.with_loss(lambda columns, knobs: (0.0, {}), name="critic")
+    once = update.with_loss(lambda *_: (tf.constant(0.0), {}), {"weight": weight})
+    with pytest.raises(ConfigError, match="weight"):
+        once.with_loss(lambda *_: (tf.constant(0.0), {}), {"weight": weight})
+
+    class Clashing(PPO):
+        @staticmethod
+        def update(config: Any, networks: Any) -> Any:
+            return update.with_loss(lambda *_: (tf.constant(0.0), {"kl": tf.constant(0.0)}))
+
+    learner = Learner(Clashing, case.config, case.model)
+    with pytest.raises(ConfigError, match="kl"):
+        learner.update(learner.make_batch(case.fragments()), 0)
+
+
 def test_mistakes_in_parts_are_refused() -> None:
     case = Case("dqn")
     update = DQN.update(case.config, case.learner.networks)

@@ -123,7 +123,8 @@ def critic_step(
     Args:
         config: config of the algorithm.
         critics: networks of Q values.
-        judge: columns [B, ...] -> what `td_loss` describes.
+        judge: columns [B, ...] -> (Q values [C, B] of the stored actions; values [B] of the
+            observations after the rewards, through which no gradient flows; further tensors).
     """
     return descend_with_adam(config, critics.trainable_variables, td_loss(judge))
 
