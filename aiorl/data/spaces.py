@@ -168,7 +168,7 @@ def _space_from_dict(
         match kind:
             case "Box":
                 shape = room.shape(data["shape"])
-                dtype = _dtype(data["dtype"])
+                dtype = _dtype(data.get("dtype", "float32"))
                 low = _bound_from_data(data["low"], shape, dtype)
                 high = _bound_from_data(data["high"], shape, dtype)
                 return spaces.Box(low, high, shape, dtype.type)
@@ -198,7 +198,9 @@ def _space_from_dict(
                 return spaces.Dict(pairs)
     except ConfigError:
         raise
-    except (AssertionError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise _damaged(f"{kind}:", f"the key {error} is missing") from error
+    except (AssertionError, OverflowError, TypeError, ValueError) as error:
         raise _damaged(f"{kind}:", f"{error!r:.200}") from error
     raise _damaged("unknown kind", kind)
 

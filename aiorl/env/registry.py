@@ -49,11 +49,13 @@ from aiorl.errors import AiorlError, ConfigError, UnknownEnvError, nearest
 from aiorl.process.imports import extra_with, install_command, needed_by, python_path
 
 _CONTEXT_PARAMETERS = frozenset({"config", "env_config", "context", "env_context", "ctx"})
+CLIENT_ENV = "external"
+"""Name of the environment that clients play."""
 _SOURCES = {
     "gym": "aiorl.env.old_gym:old_gym_creator",
     "pettingzoo": "aiorl.env.pettingzoo:pettingzoo_creator",
     "envpool": "aiorl.env.envpool:envpool_creator",
-    "external": "aiorl.serving.external:client_env",
+    CLIENT_ENV: "aiorl.serving.external:client_env",
 }
 """Prefix of a name -> import path of a function that maps a whole name to the function that makes
 the environments."""

@@ -668,6 +668,9 @@ def _run_attached(launch: Launch) -> int:
                 host.beat()
         time.sleep(_POLL_S)
     launch.ending.set()
+    status = learner.poll() or 0
+    if status < 0 and not signal_times:
+        _show_signal(launch, status)
     deadline = time.monotonic() + _GOODBYE_S
     for host in hosts.values():
         host.join(max(0.0, deadline - time.monotonic()))
@@ -678,12 +681,9 @@ def _run_attached(launch: Launch) -> int:
             launch.show(f"{host.label}: did not end in time; its processes end by themselves")
     if has_failed and launch.job.port and not launch.learner:  # perhaps before there was a display
         sys.stderr.write((launch.job.run_dir / "logs" / "launch.txt").read_text("utf-8"))
-    status = learner.poll() or 0
-    if status < 0:
-        if not signal_times:
-            _show_signal(launch, status)
-        status = _BY_SIGNAL - status
-    return 1 if has_failed else status
+    if has_failed:
+        return 1
+    return status if status >= 0 else _BY_SIGNAL - status
 
 
 def _show_signal(launch: Launch, status: int) -> None:

@@ -23,6 +23,7 @@ from aiorl.acting.acting_state import SavedRun
 from aiorl.config.worker import OF_EVALUATIONS
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.env.gym_like import picture_of
+from aiorl.env.registry import CLIENT_ENV
 from aiorl.errors import AiorlError, ConfigError, described
 from aiorl.process.children import watch_parent
 from aiorl.process.imports import find_modules_here, needed_by
@@ -156,6 +157,14 @@ def evaluate(
     part = run.acting.part.for_evaluation(
         {"output": None if output is None else str(output), **(config or {})}
     )
+    if part.env == CLIENT_ENV:
+        raise ConfigError(
+            "clients play this environment, so nothing here can play its episodes.",
+            key="env",
+            value=part.env,
+            hint="Let clients play with `aiorl serve`, or step an environment of your own with the"
+            " actions of aiorl.load_policy.",
+        )
     if seed is None and part.seed is not None:  # otherwise the environment takes no seed
         seed = secrets.randbits(31)
     mode = render if video is None else "rgb_array"

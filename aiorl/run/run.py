@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
+from aiorl.env.registry import CLIENT_ENV
 from aiorl.errors import CheckpointError
 from aiorl.process.tasks import Tasks, end_in_time, report_stray_errors
 from aiorl.run.build import Learning, LearningPlan, build_learning
@@ -380,7 +381,9 @@ class Run:
             return Summary(f"{outcome.reason} (run directory: {directory})", "")
         checkpoint = self.training.newest_checkpoint
         steps = []
-        if checkpoint:
+        if checkpoint and self._headline.env == CLIENT_ENV:
+            steps.append(("answer clients by the policy", f"python -m aiorl.serve {directory}"))
+        elif checkpoint:
             steps.append(("evaluate the policy", f"python -m aiorl.evaluate {directory}"))
             if (where.path / BEST).is_dir():
                 best = shlex.quote(str(where.shown / BEST))
@@ -390,6 +393,7 @@ class Run:
                         f"python -m aiorl.evaluate {best}",
                     )
                 )
+        if checkpoint:
             steps.append(
                 ("continue training from here", f"python -m aiorl.learner --resume {directory}")
             )

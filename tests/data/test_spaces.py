@@ -156,6 +156,14 @@ def test_descriptions_that_differ_in_order_only_are_recognised(space):
     assert not differ_in_order_only(data, space_to_dict(spaces.Dict(z=space, b=spaces.Discrete(2))))
 
 
+def test_the_dtype_of_a_described_box_can_be_left_out_and_a_missing_key_is_named():
+    box = {"kind": "Box", "shape": [3], "low": -1, "high": 1}
+    assert space_from_dict(box) == spaces.Box(-1, 1, (3,))
+    del box["high"]
+    with pytest.raises(ConfigError, match="'high'"):
+        space_from_dict(box)
+
+
 def test_the_start_of_a_described_space_can_be_left_out():
     assert space_from_dict({"kind": "Discrete", "n": 3}) == spaces.Discrete(3)
     assert space_from_dict({"kind": "MultiDiscrete", "nvec": [2, 3]}) == spaces.MultiDiscrete(

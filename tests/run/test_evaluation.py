@@ -201,3 +201,14 @@ def test_the_name_is_both_a_function_and_an_importable_module(run: Path) -> None
     assert (
         aiorl.evaluate(run, episodes=1, seed=1).returns == module(run, episodes=1, seed=1).returns
     )
+
+
+def test_an_environment_that_clients_play_is_not_evaluated(tmp_path: Path) -> None:
+    spaces_of_game = {
+        "observation_space": {"kind": "Box", "shape": [3], "low": -1, "high": 1},
+        "action_space": {"kind": "Discrete", "n": 2},
+    }
+    save_run(tmp_path, env="external", env_config=spaces_of_game, client_port=0, seed=None)
+    with pytest.raises(ConfigError) as caught:
+        aiorl.evaluate(tmp_path, episodes=1)
+    assert (caught.value.key, caught.value.value) == ("env", "external")
