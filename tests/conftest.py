@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import quick_variables
 from hypothesis import HealthCheck, settings
 from learner_server import can_fork, share_server
 
@@ -115,10 +116,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # reads the flags, which other processes don't get; no other process compiles the same code
         # now
         tf.function(lambda: tf.zeros(()) + float(os.getpid()), jit_compile=True, autograph=False)()
+        quick_variables.install()
         if session.config.option.markexpr == "not slow":
-            from quick_adam import install
+            import quick_adam
 
-            install()
+            quick_adam.install()
     if os.environ.get("XLA_FLAGS") == QUICK_XLA:
         del os.environ["XLA_FLAGS"]
     gc.collect()

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -35,14 +35,49 @@ def with_actors(use: Callable[[Actors], Awaitable[None]], **settings: Any) -> No
         runner.run(main())
 
 
+@pytest.fixture(scope="module")
+def hub() -> Iterator[tuple[asyncio.Runner, Actors, list[Any]]]:
+    """An event loop, a hub on it, and three counters."""
+
+    async def opened() -> tuple[Actors, list[Any]]:
+        actors = await Actors().__aenter__()
+        return actors, await actors.start(Counter, count=3)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        actors, counters = runner.run(opened())
+        yield runner, actors, counters
+        runner.run(actors.close())
+
+
+With = Callable[[Callable[..., Awaitable[None]]], None]
+
+
+@pytest.fixture
+def with_counters(hub: tuple[asyncio.Runner, Actors, list[Any]]) -> With:
+    """Run a function with a hub and three counters at 0 that other tests use, too.
+
+    The function ends none of them.
+    """
+    runner, actors, counters = hub
+
+    async def main(use: Callable[..., Awaitable[None]]) -> None:
+        async with asyncio.timeout(60):
+            await actors.broadcast(counters, "begin", 0)
+            await use(actors, *counters)
+
+    return lambda use: runner.run(main(use))
+
+
 async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
     while not await is_true():
         await asyncio.sleep(0.02)
 
 
-def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceback() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter, 100)
+def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceback(
+    with_counters: With,
+) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
+        await counter.begin(100)
         assert await counter.add(1) == 101
         assert await counter.add_on_loop(delta=2) == 103
         assert await counter.pid() != os.getpid()
@@ -67,7 +102,7 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
         assert await counter.call(double, 2) == 4
         assert await counter.add(0) == 103
 
-    with_actors(use)
+    with_counters(use)
 
 
 def test_a_function_can_make_the_object_of_an_actor() -> None:
@@ -78,9 +113,10 @@ def test_a_function_can_make_the_object_of_an_actor() -> None:
     with_actors(use)
 
 
-def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone(
+    with_counters: With,
+) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         with pytest.raises(RemoteError, match="put numbers into an array"):
             await counter.big(100_000)
         assert await counter.add(1) == 1
@@ -100,12 +136,11 @@ def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone() 
         assert of_stream.value.kind == "UnsendableError"
         assert await counter.add(1) == 2
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_arrays_arrive_as_they_were_when_they_were_returned_or_passed() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_arrays_arrive_as_they_were_when_they_were_returned_or_passed(with_counters: With) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         arrays = await asyncio.gather(*(counter.add_to_array(1.0) for _ in range(50)))
         assert [array[[0, -1]].tolist() for array in arrays] == [[n, n] for n in range(1, 51)]
         firsts = [array[0] async for array in counter.sums(10)]
@@ -117,12 +152,11 @@ def test_arrays_arrive_as_they_were_when_they_were_returned_or_passed() -> None:
             array += 1.0
         assert await asyncio.gather(*sums) == [50_000.0 * n for n in range(10)]
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way(with_counters: With) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         assert [number async for number in counter.count_to(30)] == list(range(30))
         firsts = []
         async for array in counter.arrays(1000):
@@ -140,29 +174,31 @@ def test_streams_of_both_kinds_yield_in_order_with_few_items_under_way() -> None
         with pytest.raises(RemoteError, match="async for"):
             await counter.count_to(3)
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_tasks_can_iterate_over_streams_that_were_called_before_they_began() -> None:
+def test_tasks_can_iterate_over_streams_that_were_called_before_they_began(
+    with_counters: With,
+) -> None:
     async def items_of(call: Any) -> list[Any]:
         return [item async for item in call]
 
-    async def use(actors: Actors) -> None:
-        counters = await actors.start(Counter, count=2)
+    async def use(actors: Actors, *counters: Any) -> None:
         streams = [items_of(counter.count_to(20)) for counter in counters]
-        assert await asyncio.gather(*streams) == [list(range(20))] * 2
+        assert await asyncio.gather(*streams) == [list(range(20))] * 3
         late = counters[0].count_to(3)
         await counters[1].add(1)
         with pytest.raises(RuntimeError, match="async for"):
             aiter(late)
         late.cancel()
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_calls_of_one_actor_are_sent_in_the_order_in_which_they_were_made() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_calls_of_one_actor_are_sent_in_the_order_in_which_they_were_made(
+    with_counters: With,
+) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         counter.add(1)
         cancelled = counter.add(10)
         cancelled.cancel()
@@ -175,12 +211,11 @@ def test_calls_of_one_actor_are_sent_in_the_order_in_which_they_were_made() -> N
         assert [number async for number in counter.count_to(3)] == [0, 1, 2]
         assert await counter.add(0) == 2
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_a_stream_is_closed_in_whatever_thread_it_is_collected() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_a_stream_is_closed_in_whatever_thread_it_is_collected(with_counters: With) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         streams = [aiter(counter.arrays(1000))]
         assert (await anext(streams[0]))[0] == 0
         await asyncio.to_thread(streams.clear)
@@ -190,12 +225,11 @@ def test_a_stream_is_closed_in_whatever_thread_it_is_collected() -> None:
 
         await until(is_closed)
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_cancelling_the_task_that_waits_cancels_the_method() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_cancelling_the_task_that_waits_cancels_the_method(with_counters: With) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await counter.wait_for_ever()
@@ -205,12 +239,11 @@ def test_cancelling_the_task_that_waits_cancels_the_method() -> None:
 
         await until(is_cancelled)
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_actors_call_each_other_by_handles_and_stream_through_the_hub() -> None:
-    async def use(actors: Actors) -> None:
-        one, other = await actors.start(Counter, count=2)
+def test_actors_call_each_other_by_handles_and_stream_through_the_hub(with_counters: With) -> None:
+    async def use(actors: Actors, one: Any, other: Any, *others: Any) -> None:
         assert await one.add_to(other, 5) == 5
         assert await other.add(0) == 5
         assert await one.sum_of(other, 30) == sum(range(30))
@@ -219,44 +252,45 @@ def test_actors_call_each_other_by_handles_and_stream_through_the_hub() -> None:
         same = await one.same([other])
         assert same == [other]
         assert await same[0].add(1) == 30
-        await actors.stop(other)
+        stopped = await actors.start(Counter)
+        await actors.stop(stopped)
         with pytest.raises(RemoteError, match="is lost") as caught:
-            await one.add_to(other, 5)
+            await one.add_to(stopped, 5)
         assert caught.value.kind == "ActorLost"
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_a_broadcast_reaches_all_actors_and_as_ready_keeps_them_busy() -> None:
-    async def use(actors: Actors) -> None:
-        counters = await actors.start(Counter, count=3)
+def test_a_broadcast_reaches_all_actors_and_as_ready_keeps_them_busy(with_counters: With) -> None:
+    async def use(actors: Actors, *counters: Any) -> None:
         big = np.arange(2_000_000, dtype=np.float32)
-        arrived = await actors.broadcast(counters, "same", big)
+        arrived = await actors.broadcast([*counters], "same", big)
         for array in arrived:
             np.testing.assert_array_equal(array, big)
-        assert await actors.broadcast(counters, "add", delta=2) == [2, 2, 2]
+        assert await actors.broadcast([*counters], "add", delta=2) == [2, 2, 2]
         results: dict[Any, list[int]] = {counter: [] for counter in counters}
-        async for counter, result in actors.as_ready(counters, "add", 1, in_flight=2):
+        async for counter, result in actors.as_ready([*counters], "add", 1, in_flight=2):
             results[counter].append(result)
             if sum(map(len, results.values())) == 60:
                 break
         for of_actor in results.values():
             assert of_actor == list(range(3, 3 + len(of_actor)))
 
-    with_actors(use)
+    with_counters(use)
 
 
-def test_an_error_in_a_broadcast_is_raised_when_all_its_calls_have_ended() -> None:
-    async def use(actors: Actors) -> None:
-        none = await actors.start(Counter, 0)
-        five = await actors.start(Counter, 5)
+def test_an_error_in_a_broadcast_is_raised_when_all_its_calls_have_ended(
+    with_counters: With,
+) -> None:
+    async def use(actors: Actors, none: Any, five: Any, *others: Any) -> None:
+        await five.begin(5)
         busy = five.sleep(0.7)
         with pytest.raises(RemoteError) as caught:
             await actors.broadcast([none, five], "divide", 10)
         assert caught.value.kind == "ZeroDivisionError"
         assert busy.done()
 
-    with_actors(use)
+    with_counters(use)
 
 
 def test_a_killed_actor_ends_its_own_calls_and_no_others() -> None:
@@ -386,26 +420,26 @@ def test_processes_of_actors_compute_with_one_thread_unless_the_user_wants_more(
     with_actors(use)
 
 
-def test_the_name_of_a_process_is_known_to_its_hub_alone() -> None:
-    async def use(actors: Actors) -> None:
-        counter = await actors.start(Counter)
+def test_the_name_of_a_process_is_known_to_its_hub_alone(with_counters: With) -> None:
+    async def use(actors: Actors, counter: Any, *others: Any) -> None:
         assert await counter.variable("AIORL_WORKER_ID") is None
         arguments = " ".join(psutil.Process(await counter.pid()).cmdline())
         assert "aiorl.actors.process" in arguments
         assert not re.search("[0-9a-f]{16}", arguments)
 
-    with_actors(use)
+    with_counters(use)
 
 
 def test_no_process_outlives_a_start_or_stop_that_is_cancelled() -> None:
     async def use(actors: Actors) -> None:
+        before = set(psutil.Process().children())
         counter = await actors.start(Counter)
         process = psutil.Process(await counter.pid())
         process.suspend()
         stopping = asyncio.create_task(actors.stop(counter))
         starting = asyncio.create_task(actors.start(Counter, count=2))
         await asyncio.sleep(0.1)
-        others = set(psutil.Process().children()) - {process}
+        others = set(psutil.Process().children()) - {process, *before}
         for task in (starting, starting, stopping):
             task.cancel()
             await asyncio.sleep(0.1)

@@ -337,7 +337,12 @@ def test_batches_are_learned_from_again_in_passes_and_from_replay(make: Make) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [SyncSamplesOptimizer, SyncReplayOptimizer, AsyncGradientsOptimizer]
+    "kind",
+    [
+        SyncSamplesOptimizer,
+        pytest.param(SyncReplayOptimizer, marks=pytest.mark.slow),
+        pytest.param(AsyncGradientsOptimizer, marks=pytest.mark.slow),
+    ],
 )
 def test_the_others_go_on_after_a_worker_was_lost(make: Make, kind: type[PolicyOptimizer]) -> None:
     optimizer = make(kind, GradientPolicy, num_workers=2)

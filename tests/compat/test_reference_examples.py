@@ -117,6 +117,7 @@ def test_an_optimizer_makes_workers() -> None:
     optimizer.stop()
 
 
+@pytest.mark.slow
 def test_policy_gradients_by_hand() -> None:
     """From "RLlib Concepts and Custom Algorithms"."""
     # Setup policy and rollout workers

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import remote_things as things
-from remote_things import Counter
+import remote_counters as things
+from remote_counters import Counter
 
 import aiorl
 from aiorl.actors.hub import Actors
@@ -46,6 +46,18 @@ def shared() -> Any:
     return RemoteCounter.remote(100)
 
 
+@pytest.fixture(scope="module")
+def second() -> Any:
+    return RemoteCounter.remote()
+
+
+@pytest.fixture
+def slow(second: Any) -> Any:
+    """A counter at 5, for calls that the test makes wait."""
+    aiorl.get(second.begin.remote(5), timeout=30)
+    return second
+
+
 def test_r252_calls_return_references_and_run_in_order_in_another_process(shared: Any) -> None:
     """R252."""
     counter = RemoteCounter.remote(number=100)
@@ -63,10 +75,9 @@ def test_r252_calls_return_references_and_run_in_order_in_another_process(shared
 
 
 def test_references_as_arguments_are_resolved_before_the_call_is_sent(
-    shared: Any, tmp_path: Path
+    shared: Any, slow: Any, tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
-    slow = RemoteCounter.remote(5)
     number = slow.wait_for.remote(str(file))
     total = shared.same.remote(number, 1, named=number)
     later = shared.same.remote(2)
@@ -76,15 +87,16 @@ def test_references_as_arguments_are_resolved_before_the_call_is_sent(
     assert aiorl.get(later) == ((2,), {})
     started = RemoteCounter.remote(slow.add.remote(1))
     assert aiorl.get(started.add.remote(slow.add.remote(1))) == 13
+    aiorl.get(slow.begin.remote(0))
     with pytest.raises(RemoteError, match="divide raised ZeroDivisionError"):
-        aiorl.get(shared.same.remote(RemoteCounter.remote(0).divide.remote(1)))
-    aiorl.kill(slow)
+        aiorl.get(shared.same.remote(slow.divide.remote(1)))
     aiorl.kill(started)
 
 
-def test_wait_returns_as_soon_as_enough_calls_have_ended(shared: Any, tmp_path: Path) -> None:
+def test_wait_returns_as_soon_as_enough_calls_have_ended(
+    shared: Any, slow: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "file"
-    slow = RemoteCounter.remote(5)
     waiting = slow.wait_for.remote(str(file))
     quick = [shared.same.remote(number) for number in range(3)]
     assert aiorl.wait([waiting, *quick], num_returns=3) == (quick, [waiting])
@@ -100,7 +112,6 @@ def test_wait_returns_as_soon_as_enough_calls_have_ended(shared: Any, tmp_path: 
         aiorl.wait([waiting], num_returns=2)
     with pytest.raises(TypeError, match="got a int"):
         aiorl.get([5])
-    aiorl.kill(slow)
 
 
 def test_arguments_are_those_at_the_time_of_the_call_whatever_changes_later(shared: Any) -> None:
@@ -148,24 +159,22 @@ def test_code_that_an_actor_names_is_imported_neither_here_nor_by_another_actor(
         aiorl.get(shared.same.remote(ref))
 
 
-def test_a_reference_is_awaited_on_any_event_loop(shared: Any, tmp_path: Path) -> None:
+def test_a_reference_is_awaited_on_any_event_loop(shared: Any, slow: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
 
     async def main() -> None:
         assert await shared.same.remote(1) == ((1,), {})
-        slow = RemoteCounter.remote(5)
         waiting = slow.wait_for.remote(str(file))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await waiting
         file.touch()
         assert await asyncio.gather(waiting, shared.same.remote(2)) == [5, ((2,), {})]
-        aiorl.kill(slow)
 
     asyncio.run(main())
 
 
-def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any) -> None:
+def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any, slow: Any) -> None:
     counters = [RemoteCounter.remote(number) for number in (1, 2)]
     assert aiorl.get(shared.add_to.remote(counters[0], 10)) == 11
     assert aiorl.get(shared.add_to_all.remote(counters, 10)) == [21, 12]
@@ -176,9 +185,9 @@ def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any) -> No
     assert aiorl.get(handle.add.remote(1)) == 13
     with pytest.raises(RemoteError, match=r"Counter\.add raised TypeError"):
         aiorl.get(handle.add.remote("a"))
-    ref = aiorl.put({"counters": counters, "other": RemoteCounter.remote(7)})
+    ref = aiorl.put({"counters": counters, "other": slow})
     assert aiorl.get(ref)["counters"] == counters
-    assert aiorl.get(aiorl.get(ref)["other"].pair.remote()) == [7, -7]
+    assert aiorl.get(aiorl.get(ref)["other"].pair.remote()) == [5, -5]
     assert len({handle, counters[1], aiorl.get(ref)["other"]}) == 2
     for other in (counters[0], handle):
         aiorl.kill(other)
@@ -186,17 +195,17 @@ def test_handles_are_arguments_and_the_other_actor_calls_them(shared: Any) -> No
         aiorl.get(counters[1].add.remote(1))
 
 
-def test_a_handle_is_an_argument_before_its_actor_has_started(shared: Any, tmp_path: Path) -> None:
+def test_a_handle_is_an_argument_before_its_actor_has_started(
+    shared: Any, slow: Any, tmp_path: Path
+) -> None:
     file = tmp_path / "file"
-    slow = RemoteCounter.remote(5)
     later = RemoteCounter.remote(slow.wait_for.remote(str(file)))
     sum_of_later = shared.add_to.remote(later, 10)
-    failing = RemoteCounter.remote(RemoteCounter.remote(0).divide.remote(1))
+    failing = RemoteCounter.remote(shared.divide.remote("a"))
     with pytest.raises(RemoteError, match="could not be started"):
         aiorl.get(shared.add_to.remote(failing, 10))
     file.touch()
     assert aiorl.get(sum_of_later) == 15
-    aiorl.kill(slow)
     aiorl.kill(later)
 
 
@@ -209,7 +218,7 @@ def test_a_decorated_class_has_its_options_and_makes_plain_objects_too() -> None
     assert aiorl.get(other.variable.remote("CUDA_VISIBLE_DEVICES")) == ""
     assert things.Decorated(5).add(1) == 6
     with pytest.raises(TypeError, match="put a function into a class"):
-        aiorl.remote(things.make_env)
+        aiorl.remote(write)
     with pytest.raises(ConfigError, match="max_restarts"):
         things.Decorated.options(max_restarts=-1)
     with pytest.raises(ConfigError, match="whole number"):
@@ -410,7 +419,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("end", "status"),
     [
-        ("pass", 0),
+        pytest.param("pass", 0, marks=pytest.mark.slow),
         ("raise ValueError", 1),
         ("counters[0].wait.remote(); sys.exit(3)", 3),
         ("aiorl.shutdown(); assert not aiorl.is_initialized(); Counter.remote()", 0),
@@ -428,7 +437,7 @@ import os
 import sys
 import aiorl
 from aiorl.errors import ActorError
-from remote_things import Counter
+from remote_counters import Counter
 
 RemoteCounter = aiorl.remote(Counter)
 
@@ -475,7 +484,7 @@ def test_processes_of_other_hosts_join_a_program_that_listens(tmp_path: Path) ->
 import subprocess, sys
 import psutil
 import aiorl
-from remote_things import Counter
+from remote_counters import Counter
 
 if __name__ == "__main__":
     try:

@@ -374,6 +374,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_random_search_solves_cartpole_and_no_process_of_it_imports_tensorflow(
     folder: Folder,
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forked_module import run_module
 from prometheus_client import CollectorRegistry
 
 from aiorl.watch.metrics import LABELLED, Collector
@@ -179,12 +180,7 @@ def check_command(words: Sequence[str], tmp_path: Path) -> None:
     if command == "worker":
         assert parse_worker_args(rest).connect
         return
-    done = subprocess.run(
-        [sys.executable, "-m", "aiorl", command, *rest],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = run_module("aiorl", [command, *rest], dict(os.environ), tmp_path)
     if "--print" in rest:
         assert done.returncode == 0, done.stderr
         assert "aiorl train" in done.stdout

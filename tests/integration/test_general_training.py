@@ -151,6 +151,7 @@ def test_actions_of_bits_are_learned_in_lockstep_and_polled(
     assert 0 < result["learner"]["entropy"] < 3 * np.log(2)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
     policies = "{left: null, right: {class: 'general_runs:Pusher', config: {way: 1}}, other: null}"
     learner = run(
@@ -170,6 +171,7 @@ def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
     assert not any(name.startswith("algorithm/other/optimizer") for name in saved)
 
 
+@pytest.mark.slow
 @ALL
 def test_dict_observations_and_tuple_actions_can_be_learned(run: Run, algo: str) -> None:
     learner = run(

@@ -124,6 +124,7 @@ def test_the_same_script_runs_alone() -> None:
     assert re.search(r"^\d+ actors, 0 joined", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_script_ends_in_order_by_a_signal_and_its_processes_wait_for_its_next_turn_or_end(
     copies: Copies,
 ) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from algorithm_cases import BOX, CHOICES, Case, descents_of
 from gymnasium import spaces
 
+from aiorl import algorithms
 from aiorl.acting.acting_graph import ActingGraph
 from aiorl.algorithms import (
     DQN,
@@ -40,16 +41,29 @@ from aiorl.learning.models.functional import FunctionalNetwork
 SEEN = Observations((4,), "float32", ObsLayout((4,)))
 
 
-def test_every_algorithm_and_config_is_importable_without_tensorflow_and_networks_load_it() -> None:
+NETWORKS = ("ActorCritic", "Critics", "Actor", "QNetwork", "Network", "NoisyDense")
+
+
+def test_every_algorithm_and_config_is_importable_without_tensorflow() -> None:
     names = [name for kind in ALGORITHMS.values() for name in (kind, f"{kind}Config")]
     code = (
         f"import sys; from aiorl.algorithms import {', '.join(names)}; import aiorl;"
         " assert not {'tensorflow', 'keras'} & sys.modules.keys();"
-        f" assert [aiorl.{ALGORITHMS['sac']}Config] == [SACConfig];"
-        " from aiorl.algorithms import ActorCritic, Critics, Actor, QNetwork, Network, NoisyDense;"
-        " assert 'tensorflow' in sys.modules"
+        f" assert [aiorl.{ALGORITHMS['sac']}Config] == [SACConfig]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_networks_load_tensorflow_when_they_are_imported() -> None:
+    code = f"import sys; from aiorl.algorithms import {', '.join(NETWORKS)};"
+    code += " assert 'tensorflow' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_importable_next_to_the_algorithms(name: str) -> None:
+    assert isinstance(getattr(algorithms, name), type)
 
 
 @pytest.mark.parametrize("settings", [{}, {"dueling": True}])

@@ -35,9 +35,13 @@ LSTM = {"fcnet_hiddens": [8], "lstm_cell_size": 8, "use_lstm": True}
     ("algo", "settings"),
     [
         ("ppo", {"vectorize": "native", "horizon": None}),
-        ("ppo", {"remote_worker_envs": True}),
+        pytest.param("ppo", {"remote_worker_envs": True}, marks=pytest.mark.slow),
         ("ppo", {"soft_horizon": True, "no_done_at_end": True}),
-        ("ppo", {"model": LSTM, "batch_mode": "complete_episodes", "sample_async": True}),
+        pytest.param(
+            "ppo",
+            {"model": LSTM, "batch_mode": "complete_episodes", "sample_async": True},
+            marks=pytest.mark.slow,
+        ),
         ("ppo", {"model": {**LSTM, "lstm_use_prev_action_reward": True}}),
         ("ppo", {"env": "general_runs:Poles", "batch_mode": "complete_episodes", "model": LSTM}),
         ("ppo", {"callbacks": "general_runs:Watching"}),

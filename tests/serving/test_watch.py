@@ -480,6 +480,7 @@ def is_free(port: int) -> bool:
         return connection.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.slow
 def test_a_page_that_fails_is_started_again(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (run / "logs").mkdir()

@@ -19,6 +19,10 @@ class Counter:
     def __init__(self, number: int = 0) -> None:
         if number < 0:
             raise ValueError("a counter begins at 0 or above")
+        self.begin(number)
+
+    def begin(self, number: int) -> None:
+        """Begin again, as a new counter does."""
         self.number = number
         self.cancelled = 0
         self.array = np.zeros(50_000)

@@ -26,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import quick_variables
+
 can_fork = hasattr(os, "pidfd_open")
 """True if this platform has such learners; otherwise learners are usual processes."""
 
@@ -182,6 +184,7 @@ def _load() -> None:
     FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # also finds fonts
     # tests run a graph only a few times: optimising it takes longer
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    quick_variables.install()
 
 
 def _serve(address: str) -> None:

@@ -42,7 +42,9 @@ def cases() -> dict[str, Case]:
     return {}
 
 
-@pytest.mark.parametrize("name", slow_for(ALGORITHMS, "a3c", "apex", "cql", "marwil", "pg"))
+@pytest.mark.parametrize(
+    "name", slow_for(ALGORITHMS, "a2c", "a3c", "apex", "bc", "cql", "marwil", "pg")
+)
 def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: str) -> None:
     case = Case(name, eager=False, xla="off", lr_schedule=[[0, 1e-2], [100, 1e-3]])
     before = case.learner.get_state()
@@ -63,7 +65,7 @@ def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: 
     assert case.learner.compiled.traces == 1
 
 
-@pytest.mark.parametrize("name", slow_for(ALGORITHMS, "a3c", "apex", "cql", "td3"))
+@pytest.mark.parametrize("name", slow_for(ALGORITHMS, "a2c", "a3c", "apex", "bc", "cql", "td3"))
 def test_a_resumed_run_continues_like_an_uninterrupted_one(name: str) -> None:
     """G5; random numbers, optimisers, targets, coefficients and stored experience are restored,
     too.
@@ -256,7 +258,8 @@ def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(
     [
         *((name, spaces.MultiDiscrete([2, 3])) for name in ("ppo", "impala")),
         *((name, spaces.Box(-1.0, 1.0, (), np.float64)) for name in ("ppo", "sac", "td3", "iql")),
-        *((name, spaces.Box(-2.0, 2.0, (2,), np.float32)) for name in ("sac", "cql")),
+        ("sac", spaces.Box(-2.0, 2.0, (2,), np.float32)),
+        pytest.param("cql", spaces.Box(-2.0, 2.0, (2,), np.float32), marks=pytest.mark.slow),
     ],
 )
 def test_learns_with_every_kind_of_action(name: str, space: Any) -> None:

@@ -91,7 +91,7 @@ def test_sequences_equal_single_steps_and_the_acting_graph(make: Any, shapes: An
     [
         ("ppo", {}),
         ("impala", {}),
-        ("appo", {}),
+        pytest.param("appo", {}, marks=pytest.mark.slow),
         ("dqn", {"replay_sequence_length": 4, "burn_in": 1}),
     ],
 )

@@ -90,6 +90,10 @@ def random_previous(policy, rows, seed=0):
     return actions, rng.standard_normal(rows).astype(np.float32)
 
 
+SLOW = {"nature", "cnn_lstm", "looks_back_at_bits"}
+"""Large networks of parts that others have, too."""
+
+
 def random_obs(model, rows, seed=0):
     rng = np.random.default_rng(seed)
     if model.obs_dtype == "uint8":
@@ -97,7 +101,10 @@ def random_obs(model, rows, seed=0):
     return rng.standard_normal((rows, *model.obs_shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS],
+)
 def test_a_worker_acts_with_the_models_numbers_before_and_after_new_weights(name):
     model = build_model(*MODELS[name], seed=0)
     graph, spec = export_acting_graph(model)

@@ -533,10 +533,10 @@ async def test_honest_messages_of_any_total_size_are_not_taken_for_one_that_neve
     learner, worker = await stage.pair(
         limits=EndpointLimits(max_message_bytes=3_000_000, times=EndpointTimes(tick_s=0.02))
     )
-    for _ in range(60):
+    for _ in range(30):
         await worker.send([bytes(1_000_000)])
         await asyncio.sleep(0.002)
-    await learner.until(lambda: len(learner.messages) == 60)
+    await learner.until(lambda: len(learner.messages) == 30)
     await asyncio.sleep(0.1)
     assert learner.endpoint.stats().dropped == 0
 

@@ -26,7 +26,7 @@ from aiorl.errors import ExportError
 from aiorl.learning.models import export
 
 FORMATS = ["onnx", "savedmodel", "keras", "tflite"]
-QUICK = ["filtered frames", "values", "custom features"]
+QUICK = ["filtered frames", "values"]
 
 
 def run_savedmodel(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,23 @@ from aiorl.export import main
 from aiorl.run.export import onnx_form
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
-SLOW = ["looks back", "returns", "values of frames", "noise of the state", "masked dict"]
-"""Worlds that cover the parts of all others."""
+SLOW = [
+    "looks back",
+    "returns",
+    "values of frames",
+    "noise of the state",
+    "masked dict",
+    "unclipped",
+    "images in parts",
+    "rooms",
+    "free deviations",
+    "layers of values",
+    "custom features",
+    "values with memory",
+    "without chance",
+    "masked values",
+]
+"""Worlds whose parts other worlds have, too."""
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,10 @@ def returns(trainer: Any, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize("env", [Remade, Told])
-@pytest.mark.parametrize("num_workers", [0, 1], ids=["alone", "with a worker"])
+@pytest.mark.parametrize(
+    "num_workers",
+    [pytest.param(0, id="alone"), pytest.param(1, id="with a worker", marks=pytest.mark.slow)],
+)
 def test_a_function_of_the_result_sets_levels_and_a_restored_run_goes_on_with_them(
     tmp_path: Path, num_workers: int, env: Any
 ) -> None:
@@ -162,9 +165,9 @@ def test_workers_that_join_later_have_the_settings_of_that_time(tmp_path: Path) 
         {"env": Pair},
         {"env": ToldGroup, "seed": None},
         {"vectorize": "remote"},
-        {"remote_worker_envs": True},
-        {"env": Told, "vectorize": "remote"},
-        {"env": Pair, "remote_worker_envs": True},
+        pytest.param({"remote_worker_envs": True}, marks=pytest.mark.slow),
+        pytest.param({"env": Told, "vectorize": "remote"}, marks=pytest.mark.slow),
+        pytest.param({"env": Pair, "remote_worker_envs": True}, marks=pytest.mark.slow),
         {"env": Told, "wrappers": ["gymnasium.wrappers:RecordEpisodeStatistics"]},
     ],
     ids=str,

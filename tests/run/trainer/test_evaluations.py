@@ -285,6 +285,7 @@ def test_processes_share_episodes_and_stay_until_the_end(
     assert not (tmp_path / "run" / "evaluation").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_evaluation_is_reported_and_the_next_one_works(
     evaluations: Callable[..., Any],
 ) -> None:
@@ -414,7 +415,7 @@ def test_an_evaluation_by_several_processes_can_be_repeated_with_its_seeds(
     assert np.mean(played) == pytest.approx(found["episode_reward_mean"])
 
 
-@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_evaluates_the_policy_that_it_ends_with(tmp_path: Path, processes: int) -> None:
     run = tmp_path / "run"
     aiorl.train(

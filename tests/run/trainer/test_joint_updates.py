@@ -72,6 +72,7 @@ def test_two_policies_learn_with_one_critic_and_go_on_from_a_checkpoint(tmp_path
         )
 
 
+@pytest.mark.slow
 def test_workers_send_the_rows_of_both_policies(tmp_path: Path) -> None:
     with build(tmp_path, num_workers=1) as trainer:
         results = [trainer.train() for _ in range(3)]

@@ -87,10 +87,12 @@ def assert_same(weights: Any, other: Any) -> None:
         np.testing.assert_array_equal(array, other[name], err_msg=name)
 
 
-WAYS = pytest.mark.parametrize("num_workers", [0, 1], ids=["alone", "with a worker"])
+ALONE = pytest.param(0, id="alone")
+WITH_A_WORKER = pytest.param(1, id="with a worker", marks=pytest.mark.slow)
+WAYS = pytest.mark.parametrize("num_workers", [ALONE, WITH_A_WORKER])
 
 
-@WAYS
+@pytest.mark.parametrize("num_workers", [0, 1], ids=["alone", "with a worker"])
 def test_a_copy_of_the_learner_joins_acts_stays_as_it_is_and_leaves(
     tmp_path: Path, num_workers: int
 ) -> None:
@@ -289,6 +291,7 @@ def test_callbacks_of_a_whole_run_let_policies_join_and_leave(
     assert policy_ids == {"learner", "opponent_0", f"opponent_{last}", f"opponent_{last - 1}"}
 
 
+@pytest.mark.slow
 def test_a_resumed_league_removes_the_opponents_of_the_run_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

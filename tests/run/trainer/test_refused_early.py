@@ -35,7 +35,10 @@ if __name__ == "__main__":
 REGISTER = 'aiorl.register_env("crossings", lambda context: Corridor())'
 
 
-@pytest.mark.parametrize(("place", "is_named"), [("inside", True), ("above", False)])
+@pytest.mark.parametrize(
+    ("place", "is_named"),
+    [("inside", True), pytest.param("above", False, marks=pytest.mark.slow)],
+)
 def test_a_name_registered_below_the_guard_of_a_script(
     tmp_path: Path, place: str, is_named: bool
 ) -> None:

@@ -65,7 +65,7 @@ def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
         pytest.param(
             SACConfig, {**ACTOR, "use_sde": True, "sde_sample_freq": 12}, marks=pytest.mark.slow
         ),
-        (TD3Config, ACTOR),
+        pytest.param(TD3Config, ACTOR, marks=pytest.mark.slow),
         pytest.param(
             SACConfig,
             {**ACTOR, "env": "CartPole-v1", "training_intensity": 2},

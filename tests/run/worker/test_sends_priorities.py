@@ -42,7 +42,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=list(WAYS))
+SLOW = {"vectorised", "whole episodes", "one step"}
+
+
+@pytest.fixture(
+    params=[pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS]
+)
 def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
     """Return a learner, and a fragment that it received over the wire."""
     learning = build_learning(ApexConfig(**{**SMALL, **WAYS[request.param]}))

@@ -257,7 +257,12 @@ def collect(by_episode: dict[Any, dict[str, list[Any]]], rows: dict[str, np.ndar
 
 
 @pytest.mark.parametrize(
-    ("vectorize", "polled"), [("serial", False), ("native", False), ("serial", True)]
+    ("vectorize", "polled"),
+    [
+        ("serial", False),
+        ("native", False),
+        pytest.param("serial", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_process_samples_as_the_reference_does(vectorize: str, polled: bool) -> None:
     @FAST
