@@ -7,8 +7,10 @@ The module imports almost nothing, because workers are started often.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,19 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
             value=advertise,
         )
     return addresses
+
+
+def join_command(addresses: Iterable[str], keys: str | Path | None) -> str:
+    """Return the command with which processes of another host join.
+
+    Args:
+        addresses: addresses that other hosts can dial, best first.
+        keys: directory of CURVE keys, or None.
+    """
+    command = f"aiorl worker --connect {','.join(addresses)}"
+    if keys is not None:
+        command += f" --keys {shlex.quote(os.path.abspath(keys))}"
+    return command
 
 
 def _hosts_here(wildcard: str) -> list[str]:
