@@ -361,10 +361,12 @@ def find_checkpoint(
         checkpoint = load_checkpoint(path)
         check(checkpoint)
         return checkpoint
-    for directory in (path / "checkpoints", path):
-        if list_checkpoints(directory):
-            return load_newest_valid(directory, check)
-    reason = "there is none in it" if path.is_dir() else "there is no such directory"
+    reason = "it is not a directory" if path.exists() else "there is no such directory"
+    if path.is_dir():
+        for directory in (path / "checkpoints", path):
+            if list_checkpoints(directory):
+                return load_newest_valid(directory, check)
+        reason = "there is none in it"
     raise CheckpointError(
         path, f"{reason}; give a run directory, or one of the checkpoint-* directories of a run"
     )

@@ -382,7 +382,7 @@ class Addresses:
             except (FileNotFoundError, NotADirectoryError):
                 problems.append(f"{place} does not exist yet")
             except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                problems.append(f"{place} can't be used: {reason}")
+                reason = str(getattr(error, "strerror", None) or error)
+                problems.append(f"{place} can't be used: {reason.removesuffix('.')}")
         self.problem = "; ".join(problems)
         return list(dict.fromkeys(addresses))
