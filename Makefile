@@ -122,7 +122,7 @@ picture: $(STAMP)  ## train CartPole-v1 again, and write the pictures of docs/: 
 
 docs: $(STAMP)  ## build the documentation site in site/
 	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html, or run: make docs-serve"
 
 docs-serve: $(STAMP)  ## serve the site at http://127.0.0.1:8000; rebuild it after each change

@@ -48,7 +48,7 @@ from __future__ import annotations
 import difflib
 import queue
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LEAST_LIKENESS = 0.75  # less similar names usually mean something else
 
@@ -57,15 +57,26 @@ def nearest(name: str, valid: Iterable[str], *, count: int = 3) -> str:
     """Return a hint such as ``" Did you mean 'lr'?"``, or ``""`` if no valid name is similar
     enough.
 
-    The dashes in front of options are ignored.
+    The dashes in front of options are ignored. A name with the same letters in another order is
+    always similar enough.
     """
     by_bare_name = {option.lstrip("-"): option for option in valid}
+    bare_name = name.lstrip("-")
     matches = difflib.get_close_matches(
-        name.lstrip("-"), list(by_bare_name), n=count, cutoff=_LEAST_LIKENESS
+        bare_name, list(by_bare_name), n=count, cutoff=_LEAST_LIKENESS
     )
     if not matches:
+        letters = sorted(bare_name)
+        matches = [option for option in by_bare_name if sorted(option) == letters][:count]
+    if not matches:
         return ""
-    return f" Did you mean {' or '.join(repr(by_bare_name[match]) for match in matches)}?"
+    return f" Did you mean {either([repr(by_bare_name[match]) for match in matches])}?"
+
+
+def either(names: Sequence[str]) -> str:
+    """Return names as alternatives in a sentence: ``"a, b or c"``."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def described(error: BaseException) -> str:

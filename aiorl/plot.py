@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiorl.config.command_line import Parser, exit_status
+from aiorl.config.command_line import (
+    Parser,
+    check_directory_of,
+    exit_status,
+    finite_number,
+)
 from aiorl.errors import ConfigError
 from aiorl.process.imports import install_command
 from aiorl.process.replaced_file import replaced
@@ -187,7 +192,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{PLOT_FILE} in its directory)"
         ),
     )
-    parser.add_argument("--goal", type=float, metavar="X", help="a return to draw as a line")
+    parser.add_argument(
+        "--goal", type=finite_number, metavar="X", help="a return to draw as a line"
+    )
     parser.add_argument(
         "--label",
         action="append",
@@ -205,6 +212,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plot(options: Mapping[str, Any]) -> None:
+    out: Path | None = options.get("out")
+    if out is not None:
+        _check_picture(out)
     curves = []
     for directory in find_runs(options["runs"]):
         try:
@@ -216,7 +226,7 @@ def _plot(options: Mapping[str, Any]) -> None:
     experiments = _labelled(group_runs(curves), options.get("label", []))
     ranges = _ranges(options.get("normalize", []), {experiment.env for experiment in experiments})
     try:
-        path = _drawn(experiments, options.get("out"), options.get("goal"))
+        path = _drawn(experiments, out, options.get("goal"))
     except ImportError as error:
         raise ImportError(
             f"pictures need matplotlib ({error}): {install_command('learner')}"
@@ -277,6 +287,19 @@ def _ranges(texts: Sequence[str], envs: Collection[str]) -> dict[str, tuple[floa
     return ranges
 
 
+def _check_picture(out: Path) -> None:
+    """Refuse the file of a picture before anything is read, if it can't be written.
+
+    Raises:
+        ConfigError: its directory does not exist, or its name says no format.
+    """
+    check_directory_of(out, "--out")
+    if not out.suffix:
+        raise ConfigError(
+            f"--out is {str(out)!r}, expected a file name that ends in .png, .svg or .pdf."
+        )
+
+
 def _names_of(experiments: Sequence[Experiment]) -> list[str]:
     return list(dict.fromkeys(experiment.name for experiment in experiments))
 
@@ -286,11 +309,11 @@ def _labelled(experiments: list[Experiment], labels: Sequence[str]) -> list[Expe
     names = _names_of(experiments)
     if labels and len(labels) != len(names):
         raise ConfigError(
-            f"--label is given {len(labels)} times, but there are {len(names)} curves:"
+            f"--label is given {len(labels)} times, but the number of curves is {len(names)}:"
             f" {'; '.join(names)}.",
             key="label",
             value=list(labels),
-            hint="Give one label per curve, in this order.",
+            hint="Give a label for each curve, in this order.",
         )
     label_of = dict(zip(names, labels or names, strict=True))
     return [replace(experiment, name=label_of[experiment.name]) for experiment in experiments]

@@ -28,6 +28,7 @@ from aiorl.process.children import (
     HOPELESS,
     RELAY,
     WORKERS_TOGETHER,
+    WRONG_USAGE,
 )
 from aiorl.process.imports import child_python, find_modules_here, python_path
 from aiorl.process.program import log_to_stderr
@@ -209,9 +210,14 @@ def _keep_workers(words: list[str]) -> int:
     relay = [*child_python("aiorl.net.transport.relay"), str(args.keys or ""), args.log_level or ""]
     commands = {slot: worker for slot in slots} | {_RELAY_SLOT: relay}
     logs: dict[int, Path] = {}
-    try:
-        if args.log_dir is not None:
+    if args.log_dir is not None:
+        try:
             logs.update(enumerate(own_logs(args.log_dir, args.num_workers), start=1))
+        except OSError as error:
+            logger.error("--log-dir %s can't be used: %s", args.log_dir, error.strerror or error)
+            return WRONG_USAGE
+    try:
+        if logs:
             LogRotation([*logs.values()], MAX_BYTES)
         return Keeper(
             commands.__getitem__, slots, args.max_worker_restarts, log_path=logs.get

@@ -24,7 +24,18 @@ _LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 _API = re.compile(r"<!-- api ([\w.]+): ([\w\s]+) -->")
 _NAME_IN_TABLE = re.compile(r"(?<=<td><code>)[^<\s]{33,}(?=</code>)")
 _RELATED = {"c51": "dqn", "rainbow": "dqn"}
-_LANGUAGES = {".py": "python", ".sh": "sh", ".sbatch": "sh", ".yaml": "yaml"}
+_FILE_OF_BLOCK = re.compile(r"(?<=^```python )file=(\S+)$", re.MULTILINE)
+_LANGUAGES = {
+    ".py": "python",
+    ".sh": "sh",
+    ".sbatch": "sh",
+    ".yaml": "yaml",
+    ".json": "json",
+    ".service": "ini",
+    ".html": "html",
+    ".js": "javascript",
+    ".css": "css",
+}
 _LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
 """Columns of results that an algorithm's page leaves out."""
 _BOOSTS = {
@@ -44,8 +55,10 @@ first."""
 _COPIED = {
     ROOT / "CONTRIBUTING.md": "maintainers/contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
+    ROOT / "LICENSE": "maintainers/license.md",
+    ROOT / "aiorl/offline/other_columns.yaml": "offline/other_columns.yaml.md",
 }
-"""Pages of the repository's root that are pages of the site too, and where."""
+"""Files outside of docs/ and examples/ that are pages of the site too, and where."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -81,7 +94,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = _API.sub(
         lambda found: "\n\n".join(_directives(found[1], found[2].split())), markdown
     )
-    return _linked(markdown, path)
+    return _linked(_with_titles(markdown), path)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -94,9 +107,14 @@ def _boost(page: Page) -> float:
     return next((_BOOSTS[part] for part in parts if part in _BOOSTS), _BOOST_ELSEWHERE)
 
 
+def _with_titles(markdown: str) -> str:
+    """Show the file name of a block above it; the site's Markdown reads no block with `file=`."""
+    return _FILE_OF_BLOCK.sub(r'title="\1"', markdown)
+
+
 def _site_paths() -> dict[Path, str]:
     """Files outside of docs/ that are shown on the site -> their path there."""
-    shown = EXAMPLES.glob("*.*")
+    shown = EXAMPLES.rglob("*.*")
     # an index.md would be the page of its section in the navigation
     paths = {EXAMPLES / "README.md": "examples.md"}
     for source in sorted(shown):
@@ -112,7 +130,8 @@ def _copied(source: Path) -> str:
     text = source.read_text("utf-8")
     if source.suffix == ".md":
         return text
-    return f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{_LANGUAGES[source.suffix]}\n{text}```\n"
+    language = _LANGUAGES.get(source.suffix, "text")
+    return f"# {source.name}\n\n`{source.relative_to(ROOT)}`\n\n```{language}\n{text}```\n"
 
 
 def _linked(markdown: str, path: Path) -> str:

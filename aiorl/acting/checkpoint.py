@@ -363,13 +363,16 @@ def find_checkpoint(
         check(checkpoint)
         return checkpoint
     for directory in (path / "checkpoints", path):
-        if list_checkpoints(directory):
+        if path.is_dir() and list_checkpoints(directory):
             return load_newest_valid(directory, check)
     if (path / CONFIG_FILE).exists():
         raise CheckpointError(
             path, "the run has none yet; it writes one every checkpoint_interval_s, and at its end"
         )
-    reason = "there is none in it" if path.is_dir() else "there is no such directory"
+    if path.is_dir():
+        reason = "there is none in it"
+    else:
+        reason = "it is not a directory" if path.exists() else "there is no such directory"
     raise CheckpointError(
         path, f"{reason}; give a run directory, or one of the checkpoint-* directories of a run"
     )

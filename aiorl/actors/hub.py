@@ -38,6 +38,7 @@ from aiorl.actors.hub_session import (
 )
 from aiorl.actors.launched import ANOTHER_TURN, take_settings
 from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS
+from aiorl.config.addresses import dialable, join_command
 from aiorl.config.code import import_path_of
 from aiorl.errors import (
     ActorError,
@@ -136,6 +137,7 @@ class Actors:
         self._launched.check_keys(keys)
         bind = bind or self._launched.bind
         keys = keys or self._launched.keys
+        self._keys = keys
         self.is_open_to_others = bind is not None
         self._endpoint = ZmqLearnerEndpoint(
             bind or _LOCAL,
@@ -172,7 +174,7 @@ class Actors:
         self._tasks.start(self._tick(), "actors")
         self._tasks.start(give_back_regularly(), "memory")
         if self.is_open_to_others:
-            logger.info("processes join with: aiorl worker --connect %s", self.address)
+            logger.info("processes join with: %s", self._join_command)
         return self
 
     async def __aexit__(
@@ -389,14 +391,21 @@ class Actors:
             await self._places_changed.wait()
         return self.num_free + num_here
 
+    @property
+    def _join_command(self) -> str:
+        addresses = dialable(self.address, self._launched.advertise)
+        if not self._launched.advertise:
+            addresses = addresses[:1]
+        return join_command(addresses, self._keys)
+
     def _report_missing(self, count: int) -> None:
         """Say how processes join if the program is about to wait for some."""
         if self.num_free < count:
             logger.warning(
-                "waiting for %d processes, %d have joined: aiorl worker --connect %s",
+                "waiting for %d processes, %d have joined: %s",
                 count,
                 self.num_free,
-                self.address,
+                self._join_command,
             )
 
     # Calls of several actors

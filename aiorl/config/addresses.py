@@ -7,8 +7,10 @@ The module imports almost nothing, because workers are started often.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,19 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
     return addresses
 
 
+def join_command(addresses: Iterable[str], keys: str | Path | None) -> str:
+    """Return the command with which processes of another host join.
+
+    Args:
+        addresses: addresses that other hosts can dial, best first.
+        keys: directory of CURVE keys, or None.
+    """
+    command = f"aiorl worker --connect {','.join(addresses)}"
+    if keys is not None:
+        command += f" --keys {shlex.quote(os.path.abspath(keys))}"
+    return command
+
+
 def _hosts_here(wildcard: str) -> list[str]:
     """Return this host's addresses, that of the default route first, then its name."""
     import socket
@@ -367,7 +382,7 @@ class Addresses:
             except (FileNotFoundError, NotADirectoryError):
                 problems.append(f"{place} does not exist yet")
             except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or error
-                problems.append(f"{place} can't be used: {reason}")
+                reason = str(getattr(error, "strerror", None) or error)
+                problems.append(f"{place} can't be used: {reason.removesuffix('.')}")
         self.problem = "; ".join(problems)
         return list(dict.fromkeys(addresses))

@@ -6,6 +6,7 @@ The module imports almost nothing, because workers are started often.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import shutil
@@ -132,6 +133,17 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def finite_number(text: str) -> float:
+    """Read a number that is neither infinite nor NaN."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}.")
+    return number
+
+
 def learner_places(text: str) -> list[str]:
     """Read the places of a learner, as `aiorl.config.addresses.places_of` returns them."""
     from aiorl.config.addresses import places_of  # few commands need it
@@ -143,11 +155,13 @@ def learner_places(text: str) -> list[str]:
 
 
 def check_directory_of(file: Path, option: str) -> None:
-    """Refuse a file to write whose directory does not exist.
+    """Refuse a file to write whose directory does not exist, or that is a directory itself.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it can't be written there.
     """
+    if file.is_dir():
+        raise ConfigError(f"{option} is {str(file)!r}, which is a directory. Name a file.")
     if not file.absolute().parent.is_dir():
         raise ConfigError(f"{option} is {str(file)!r}, but its directory does not exist.")
 

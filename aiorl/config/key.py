@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 
 from aiorl.config import is_group, to_plain
 from aiorl.config.rllib_file import key_hint
-from aiorl.errors import ConfigError, nearest
+from aiorl.errors import ConfigError, either, nearest
 from aiorl.text import is_utf8, shortened
 
 _log = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ def kind_text(field: FieldInfo) -> str:
 
 def expected(annotation: Any) -> str:
     """Describe values of a type in plain words: "a whole number or null"."""
-    return " or ".join(_alternatives(annotation))
+    return either(_alternatives(annotation))
 
 
 def as_written(value: Any) -> str:

@@ -656,8 +656,9 @@ def _resumed(run_dir: Path) -> Layer:
     try:
         content, owners = read_with_owners(path, max_bytes=MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
+        fault = f"it holds no {CONFIG_FILE}" if run_dir.is_dir() else "there is no such directory"
         raise ConfigError(
-            f"{run_dir} is not a run directory: it holds no {CONFIG_FILE}.",
+            f"{run_dir} is not a run directory: {fault}.",
             key="resume",
             value=str(run_dir),
             hint="Give the directory that the run named at its end.",

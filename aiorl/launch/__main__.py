@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(as_typed(_HELP))
         return 0 if name else 2
     if name not in _ENGINES:
-        usage_error(_PROG, f"There is no engine {name!r:.50}.{nearest(name, _ENGINES)}")
+        hint = nearest(name, _ENGINES) or f" Engines: {', '.join(_ENGINES)}."
+        usage_error(_PROG, f"There is no engine {name!r:.50}.{hint}")
     engine = cast(Engine, importlib.import_module(f"aiorl.launch.{name}"))
     return exit_status(lambda: _run(name, engine, words), interrupted="ended by Ctrl-C")
 

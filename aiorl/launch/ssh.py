@@ -174,6 +174,8 @@ def parse_hosts(words: Iterable[str]) -> dict[str, int | None]:
     """
     hosts: dict[str, int | None] = {}
     for word in words:
+        if word.endswith(".txt") and not os.path.isfile(word):  # no name of a host ends so
+            raise ConfigError(f"--hosts: there is no file {word!r:.100}.")
         lines = _lines_in(word) if os.path.isfile(word) else [word]
         for line in filter(None, (re.sub(r"#.*|\s", "", line) for line in lines)):
             host, equals, number = line.partition("=")

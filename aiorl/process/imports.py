@@ -80,7 +80,7 @@ def require_packages(
     absent = missing(modules)
     if absent:
         raise ConfigError(
-            f"{by} needs {', '.join(absent)}, which is not installed here.",
+            f"{by} needs {', '.join(absent)}, which this Python lacks.",
             key=key,
             value=value,
             hint=f"Install it with: {install_command(extra)}",

@@ -11,8 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-import os
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiorl.acting.filters import ObservationFilter
-from aiorl.config.addresses import dialable
+from aiorl.config.addresses import dialable, join_command
 from aiorl.config.parts import SamplePart, TransportPart
 from aiorl.errors import (
     ConfigError,
@@ -201,11 +199,7 @@ class RemoteSource(Source):
         addresses = self.overview.addresses
         if not self._transport.advertise:
             addresses = addresses[:1]
-        command = f"aiorl worker --connect {','.join(addresses)}"
-        keys = self._transport.keys
-        if keys is not None:
-            command += f" --keys {shlex.quote(os.path.abspath(keys))}"
-        return command
+        return join_command(addresses, self._transport.keys)
 
     @property
     def status(self) -> str:

@@ -497,3 +497,13 @@ def test_a_meta_file_too_large_to_read_back_is_not_written(
     with pytest.raises(CheckpointError, match=r"meta\.json"):
         save_checkpoint(tmp_path, 3, TENSORS, META, pieces=many)
     assert load_newest_valid(tmp_path).number == 2
+
+
+def test_a_file_in_place_of_a_run_is_refused_with_what_is_expected(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(path)
+    assert caught.value.path == str(path)
+    assert "not a directory" in str(caught.value)
+    assert "run directory" in str(caught.value)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from actor_things import Counter
 
 from aiorl.actors.hub import Actors
 from aiorl.actors.launched import Launched
+from aiorl.config.addresses import split_address
 from aiorl.errors import ConfigError
 from aiorl.keys import make_keys
 from aiorl.process.machine import usable_cores
@@ -79,6 +81,26 @@ def test_arguments_of_a_program_win_over_its_launcher(
     asyncio.run(main())
     assert str(other) in caplog.text
     assert "can't join" in caplog.text
+
+
+def test_a_hub_that_waits_says_how_processes_of_other_hosts_join(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "my keys"
+    make_keys(keys)
+
+    async def main() -> None:
+        async with Actors(bind="tcp://0.0.0.0:0", keys=keys) as actors:
+            waiting = asyncio.create_task(actors.wait_for_processes(1))
+            await asyncio.sleep(0)  # it has begun
+            waiting.cancel()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    command = shlex.split(record.getMessage().partition(": ")[2])
+    address = command[command.index("--connect") + 1]
+    assert split_address(address)[0] != "0.0.0.0", "another host can't dial it"
+    assert command[command.index("--keys") + 1] == str(keys)
 
 
 def test_one_hub_of_a_program_gets_the_launchers_processes_and_the_next_one_is_warned_of(

@@ -414,3 +414,23 @@ def test_a_bind_open_to_the_network_needs_keys_or_insecure(address: str) -> None
     assert not is_open_bind("tcp://127.0.0.1:5557", has_keys=False, insecure=False)
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         is_open_bind("127.0.0.1", has_keys=True, insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--evn", "--env"), ("--stop-timestep", "--stop-timesteps")]
+)
+def test_a_mistyped_option_is_answered_with_the_one_that_is_meant(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        configure_learner([typed, "1"], config_class_of)
+    assert repr(meant) in capsys.readouterr().err
+
+
+def test_a_place_for_the_logs_of_workers_that_is_a_file_is_wrong_usage(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.touch()
+    command = [sys.executable, "-m", "aiorl.worker", "--connect", "tcp://127.0.0.1:5557"]
+    run = subprocess.run([*command, "--log-dir", str(place)], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert f"--log-dir {place}" in run.stderr

@@ -408,6 +408,18 @@ def test_a_value_from_keywords_overrules_the_schedule_of_a_config() -> None:
     assert (config.lr, config.lr_schedule) == (0.25, PPOConfig().lr_schedule)
 
 
+def test_a_directory_to_resume_that_is_missing_is_told_from_one_without_a_run(
+    tmp_path: Path,
+) -> None:
+    faults = set()
+    for directory in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ConfigError) as caught:
+            load_config(config_class_of, overrides={"resume": str(directory)})
+        assert (caught.value.key, caught.value.value) == ("resume", str(directory))
+        faults.add(caught.value.message.removeprefix(str(directory)))
+    assert len(faults) == 2
+
+
 @pytest.mark.parametrize("changes", [{"run_dir": "elsewhere"}, {"algo": "ppo"}])
 def test_fixed_settings_of_a_resumed_run_are_refused_with_a_hint(
     tmp_path: Path, changes: dict[str, str]

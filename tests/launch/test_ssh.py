@@ -81,6 +81,7 @@ def test_hosts_come_from_words_and_files(tmp_path: Path) -> None:
         ["n1", "n1=2"],
         ["n1 n2;x"],
         ["n1=100001"],
+        ["no_such_hosts.txt"],
         ["n1=" + "9" * 5000],
     ],
 )

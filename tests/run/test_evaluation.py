@@ -135,6 +135,16 @@ def test_the_command_prints_each_episode_and_writes_the_result(
     assert "1,400" in shown
 
 
+def test_a_file_for_the_result_that_is_a_directory_is_refused_before_an_episode(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--json", str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "--json" in shown.err
+    assert str(tmp_path) in shown.err
+
+
 def test_a_horizon_cuts_endless_episodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main([str(run), "--episodes", "2", "--horizon", "3", "--json", str(run / "found.json")])

@@ -364,7 +364,7 @@ class WorkerSession:
 
     def _waiting_text(self, now: float) -> str:
         if not self._link.is_up:
-            return f"cannot reach the learner: {self._link.reason}; trying again"
+            return f"cannot reach the learner: {self._link.reason.removesuffix('.')}; trying again"
         every = f"trying again every {self._greeting.wait_s:g} s"
         if self.state is WorkerState.PAUSED:
             return f"learner silent for {now - self._link.last_heard:.0f} s: {every}"

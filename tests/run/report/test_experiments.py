@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -212,6 +213,26 @@ def test_curves_have_the_names_that_the_user_gives_them(
     assert main([*words, "--label", "theirs"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in shown[:2]] == ["mine", "theirs"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--out=folder"], ["--out=none/x.png"], ["--out=curves"], ["--goal=nan"]]
+)
+def test_what_cannot_be_drawn_is_refused_by_its_option(
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    write_run(tmp_path / "run", [(0, 0, 1.0), (10, 1, 2.0)])
+    option, _, value = words[0].partition("=")
+    with contextlib.suppress(SystemExit):
+        assert main(["run", *words]) == 2
+    shown = capsys.readouterr().err
+    assert option in shown
+    assert repr(value) in shown
 
 
 def test_a_run_without_episodes_has_no_curve(tmp_path: Path) -> None:
