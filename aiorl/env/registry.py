@@ -540,10 +540,13 @@ def _check_settings(made_by: Callable[..., Any], context: EnvContext) -> None:
         return
     unknown = [key for key in context if key not in is_required]
     if unknown:
+        hint = nearest(unknown[0], is_required).strip()
+        if unknown[0] == "render_mode":
+            hint = "To be filmed or shown, it has to take render_mode and to have a method render."
         raise ConfigError(
             f"{name} has no setting {unknown[0]!r}; its constructor takes:"
             f" {', '.join(is_required) or 'none'}.",
             key=f"env_config.{unknown[0]}",
             value=context[unknown[0]],
-            hint=nearest(unknown[0], is_required).strip(),
+            hint=hint,
         )

@@ -187,6 +187,12 @@ def test_a_misspelt_setting_is_named_with_those_that_the_constructor_takes(name,
     assert creator(EnvContext({"length": 6})).unwrapped.length == 6
 
 
+def test_a_class_that_cannot_be_filmed_is_told_what_it_lacks():
+    with pytest.raises(ConfigError, match=r"method render") as caught:
+        resolve_env(Corridor)(EnvContext({"render_mode": "rgb_array"}))
+    assert caught.value.key == "env_config.render_mode"
+
+
 def test_a_type_error_in_the_constructors_own_code_is_not_reported_as_a_wrong_setting():
     class Broken(gymnasium.Env):
         def __init__(self, length=5):
