@@ -36,6 +36,7 @@ from aiorl.config.layers import CONFIG_FILE
 from aiorl.data.columns import Array, Piece
 from aiorl.data.spaces import with_sorted_keys
 from aiorl.errors import CheckpointError
+from aiorl.text import shortened
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ _GONE = f"{_TEMPORARY}gone-"
 _SUPERSEDED = "superseded"
 _MAX_META_BYTES = 64 << 20
 _LARGE_BYTES = 4 << 30
+_MAX_SHOWN = 120  # characters of a value in an error
 """Size of stored experience above which checking takes several seconds."""
 
 
@@ -421,12 +423,13 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
             "spaces": {...}}.
 
     Raises:
-        CheckpointError: when entries differ; it names all of them, with both values of each.
+        CheckpointError: when entries differ; it names all of them, with the beginnings of both
+                values.
     """
     stored = checkpoint.meta
     current = json.loads(json.dumps(dict(expected)))  # as read from a file: tuples become lists
     differing = [
-        f"{name} is {stored.get(name)!r} there and {value!r} here"
+        f"{name} is {_shown(stored.get(name))} there and {_shown(value)} here"
         for name, value in current.items()
         if not _is_same(name, stored.get(name), value)
     ]
@@ -436,6 +439,10 @@ def check_compatible(checkpoint: Checkpoint, expected: Mapping[str, Any]) -> Non
             f"belongs to another run: {'; '.join(differing)}. A new run can begin with its weights:"
             " set init_from to its path",
         )
+
+
+def _shown(value: object) -> str:
+    return shortened(repr(value), _MAX_SHOWN)
 
 
 def _is_same(name: str, stored: Any, current: Any) -> bool:

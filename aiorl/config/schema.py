@@ -94,6 +94,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_DERIVED = 2**20
 """Largest size that is derived from others; a user who wants a larger one has to set it."""
+_MAX_PROCESSES = 10_000
+"""Worker processes of one host: more of them are a mistake that would stop the host."""
 _SIZE_UNITS = ("env steps", "steps", "environments", "processes")
 _KEYS_OF_OBJECTS = ("env_config", "wrappers", "evaluation_config")
 """Keys whose values can be any objects of this process."""
@@ -398,7 +400,7 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
     affect learning."""
 
     # Sampling
-    num_workers: int = _sampling(2, unit="processes", ge=0)
+    num_workers: int = _sampling(2, unit="processes", ge=0, le=_MAX_PROCESSES)
     """Worker processes that the learner starts; others can join at any time. With 0 and no bind,
     this process samples, where a debugger sees it; with 0 and bind, only workers that join
     sample."""

@@ -365,6 +365,9 @@ def test_a_checkpoint_of_another_run_is_refused_with_all_differences(tmp_path: P
     for word in ("env", "'CartPole-v1'", "'Pendulum-v1'", "algo", "'ppo'", "'impala'"):
         assert word in str(caught.value)
     assert "spaces" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="spaces") as caught:
+        check_compatible(checkpoint, {"spaces": {"obs": [4], "large": "x" * 10_000}})
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(

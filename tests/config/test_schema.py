@@ -356,3 +356,9 @@ def test_the_config_of_an_ended_program_names_the_missing_object() -> None:
     with pytest.raises(ConfigError, match="'this-program:Gone'") as caught:
         PPOConfig(num_workers=0, callbacks="this-program:Gone")
     assert caught.value.key == "callbacks"
+
+
+def test_more_worker_processes_than_a_host_can_start_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        CommonConfig.from_mapping({"env": "E", "num_workers": 1_000_000})
+    assert (caught.value.key, caught.value.value) == ("num_workers", 1_000_000)
