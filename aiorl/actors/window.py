@@ -10,15 +10,22 @@ class CallWindow:
     Args:
         max_calls: most calls at a time.
         max_bytes: most bytes of memory that their arguments take, together.
+
+    Attributes:
+        num_bytes: bytes that they take now.
     """
 
-    __slots__ = ("_max_bytes", "_max_calls", "_num_bytes", "_sizes")
+    __slots__ = ("_max_bytes", "_max_calls", "_sizes", "num_bytes")
 
     def __init__(self, max_calls: int, max_bytes: int) -> None:
         self._max_calls = max_calls
         self._max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
-        self._num_bytes = 0
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        """Return the number of calls."""
+        return len(self._sizes)
 
     def __contains__(self, call_id: int) -> bool:
         """Return whether a call has not been answered."""
@@ -32,19 +39,19 @@ class CallWindow:
         """
         if not self._sizes:
             return True
-        is_small = self._num_bytes + num_bytes <= self._max_bytes
+        is_small = self.num_bytes + num_bytes <= self._max_bytes
         return is_small and len(self._sizes) < self._max_calls
 
     def add(self, call_id: int, num_bytes: int) -> None:
         """Add a call."""
         self._sizes[call_id] = num_bytes
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
 
     def remove(self, call_id: int) -> None:
         """Remove a call that has ended; an unknown one changes nothing."""
-        self._num_bytes -= self._sizes.pop(call_id, 0)
+        self.num_bytes -= self._sizes.pop(call_id, 0)
 
     def clear(self) -> None:
         """Remove all calls."""
         self._sizes.clear()
-        self._num_bytes = 0
+        self.num_bytes = 0

@@ -169,5 +169,5 @@ class HostileWorld:
         places = self.session._places
         assert len(places) <= SETTINGS.max_places + len(IDS)
         for place in places.values():
-            assert 0 <= place.bytes_outstanding <= 2 * MAX_BYTES
-            assert bool(place.outstanding) == bool(place.bytes_outstanding)
+            assert 0 <= place.unanswered.num_bytes <= 2 * MAX_BYTES
+            assert len(place.outstanding) == len(place.unanswered)
