@@ -184,24 +184,6 @@ class Overview:
                 return
             await asyncio.sleep(_WINDOW_S)
 
-    def note_result(self, result: Mapping[str, Any]) -> None:
-        """Take the newest result, and add it to the share of its time that the learner is busy."""
-        self.result = result
-        metrics = result.get("learner", {})
-        waited_s = metrics.get("wait_for_batch_s")
-        updates = result.get("updates_total")
-        if waited_s is None or updates == self._updates_seen:
-            return
-        is_first = self._updates_seen is None
-        self._updates_seen = updates
-        if is_first:  # its batch came while it was compiled, so it waited for nothing
-            return
-        worked_s = metrics["update_s"] + metrics["make_batch_s"]
-        busy = worked_s / max(worked_s + waited_s, 1e-9)
-        if self._busy is None:
-            self._busy = busy
-        self._busy += _SMOOTHING * (busy - self._busy)
-
     def account(
         self, training: TrainingView, *, max_bytes: int = MAX_BYTES, end: str = ""
     ) -> dict[str, Any]:
@@ -214,6 +196,7 @@ class Overview:
             end: why the run has ended, "" while it has not.
         """
         now = time.monotonic()
+        self._look_how_busy()
         workers = self.workers()
         state = "training" if self.result else training.status
         account: dict[str, Any] = {
@@ -252,6 +235,23 @@ class Overview:
                 break
             account[name].append(row)
         return account
+
+    def _look_how_busy(self) -> None:
+        """Add the newest update to the share of its time that the learner is busy."""
+        metrics = self.result.get("learner", {})
+        waited_s = metrics.get("wait_for_batch_s")
+        updates = self.result.get("updates_total")
+        if waited_s is None or updates == self._updates_seen:
+            return
+        is_first = self._updates_seen is None
+        self._updates_seen = updates
+        if is_first:  # its batch came while it was compiled, so it waited for nothing
+            return
+        worked_s = metrics["update_s"] + metrics["make_batch_s"]
+        busy = worked_s / max(worked_s + waited_s, 1e-9)
+        if self._busy is None:
+            self._busy = busy
+        self._busy += _SMOOTHING * (busy - self._busy)
 
     def _advice(self) -> list[str]:
         """Return sentences about what limits the speed of the run."""

@@ -320,7 +320,7 @@ class Training:
         result = self.results.finish_iteration(now, progress, timestamp=time.time())
         result["run_id"] = self.directory.run_id
         result["health"] = self._health.look(result, self._action_spaces())
-        self.source.overview.note_result(result)
+        self.source.overview.result = result
         self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result

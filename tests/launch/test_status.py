@@ -201,7 +201,7 @@ def test_a_learner_that_is_always_busy_says_that_more_workers_do_not_help(
 
     def account(waited_s: float, update_s: float) -> dict[str, Any]:
         times = {"wait_for_batch_s": waited_s, "update_s": update_s, "make_batch_s": 0.08}
-        run.overview.note_result({"learner": times, "updates_total": next(numbers)})
+        run.overview.result = {"learner": times, "updates_total": next(numbers)}
         return run.account()
 
     # the batch of the first update comes while that is compiled
