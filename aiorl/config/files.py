@@ -29,7 +29,8 @@ from aiorl.process.machine import available_bytes
 MAX_BYTES = 1 << 20
 """Size limit of a config file."""
 
-_MAX_DEPTH = 32
+MAX_DEPTH = 32
+"""Nesting of lists and mappings in a file."""
 _MAX_PARSED_BYTES = 1 << 30
 _SMALL_BYTES = 64 << 20
 """Size up to which a file is read without checking the free memory."""
@@ -367,7 +368,7 @@ def parse_json(content: bytes, *, is_strict: bool = True) -> Any:  # Any: JSON c
         value = json.loads(content.decode("utf-8"), **(strict_hooks if is_strict else {}))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    check_depth(value, _MAX_DEPTH)
+    check_depth(value, MAX_DEPTH)
     return value
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from aiorl.config.files import read_config_file
+from aiorl.config.files import MAX_DEPTH, read_config_file
 from aiorl.errors import ConfigError
 
-_MAX_DEPTH = 32
 _MAX_NODES = 100_000
 _MAX_DIGITS = 1000
 
@@ -135,7 +134,7 @@ def _check_nodes(
 
     Each value takes one number from `budget`.
     """
-    if depth > _MAX_DEPTH:
+    if depth > MAX_DEPTH:
         raise _fault("it is nested too deeply", node)
     if next(budget, None) is None:
         raise _fault(f"it holds more than {_MAX_NODES:,} values", node)
