@@ -393,10 +393,9 @@ class Actors:
 
     @property
     def _join_command(self) -> str:
-        addresses = dialable(self.address, self._launched.advertise)
-        if not self._launched.advertise:
-            addresses = addresses[:1]
-        return join_command(addresses, self._keys)
+        advertise = self._launched.advertise
+        addresses = dialable(self.address, advertise)
+        return join_command(addresses, self._keys, are_advertised=bool(advertise))
 
     def _report_missing(self, count: int) -> None:
         """Say how processes join if the program is about to wait for some."""

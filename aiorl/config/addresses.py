@@ -10,7 +10,7 @@ import ipaddress
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,14 +201,17 @@ def dialable(address: str, advertise: str | None = None) -> list[str]:
     return addresses
 
 
-def join_command(addresses: Iterable[str], keys: str | Path | None) -> str:
+def join_command(addresses: Sequence[str], keys: str | Path | None, *, are_advertised: bool) -> str:
     """Return the command with which processes of another host join.
 
     Args:
-        addresses: addresses that other hosts can dial, best first.
+        addresses: result of `dialable`.
         keys: directory of CURVE keys, or None.
+        are_advertised: True if the user has given the addresses, which are then all tried;
+            otherwise the best one is enough.
     """
-    command = f"aiorl worker --connect {','.join(addresses)}"
+    connect = ",".join(addresses) if are_advertised else addresses[0]
+    command = f"aiorl worker --connect {connect}"
     if keys is not None:
         command += f" --keys {shlex.quote(os.path.abspath(keys))}"
     return command

@@ -196,10 +196,10 @@ class RemoteSource(Source):
     @property
     def join_command(self) -> str:
         """See `Source`."""
-        addresses = self.overview.addresses
-        if not self._transport.advertise:
-            addresses = addresses[:1]
-        return join_command(addresses, self._transport.keys)
+        transport = self._transport
+        return join_command(
+            self.overview.addresses, transport.keys, are_advertised=bool(transport.advertise)
+        )
 
     @property
     def status(self) -> str:
