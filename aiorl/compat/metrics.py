@@ -40,20 +40,19 @@ def collect_metrics(
     refs = [worker.get_metrics.remote() for worker in remote_workers]
     answers = [] if local_worker is None else [local_worker.get_metrics()]
     answers += get(refs, timeout=timeout_seconds)
-    metrics = [item for answer in answers for item in answer]
     now = time.monotonic()
-    return averages(Results(max(1, len(metrics)), now), metrics, now)
+    return averages(Results(max(1, sum(map(len, answers))), now), answers, now)
 
 
-def averages(results: Results, metrics: Iterable[Any], now: float) -> dict[str, Any]:
+def averages(results: Results, answers: Iterable[Sequence[Any]], now: float) -> dict[str, Any]:
     """Add metrics to those of earlier episodes, and return the averages.
 
     Args:
         results: collector, which keeps the earlier ones.
-        metrics: what `get_metrics` of workers has returned.
+        answers: what `get_metrics` of each worker has returned.
         now: time of a monotonic clock, seconds.
     """
-    metrics = list(metrics)
+    metrics = [item for answer in answers for item in answer]
     episodes = [item for item in metrics if isinstance(item, RolloutMetrics)]
     estimates = [item for item in metrics if isinstance(item, OffPolicyEstimate)]
     results.add_episodes(EpisodeColumns.of(episodes, estimates))

@@ -245,8 +245,7 @@ class PolicyOptimizer(ABC):
         now = time.monotonic()
         if min_history not in self._results:
             self._results = {min_history: Results(max(1, min_history), now)}
-        metrics = [item for answer in answers for item in answer]
-        return {**averages(self._results[min_history], metrics, now), "info": self.stats()}
+        return {**averages(self._results[min_history], answers, now), "info": self.stats()}
 
     def _global_vars(self) -> dict[str, Any]:
         return {"timestep": self.num_steps_sampled}
