@@ -328,21 +328,30 @@ def encode(
     kind.fit_texts(scalars)
     nested = NESTED_VALUES.get(kind.cls)
     if nested is not None:
-        arrays: list[Array] = []
-        scalars[nested] = _take_arrays(scalars[nested], arrays, limits.max_depth)
-        if not arrays:
-            return _checked(kind.name, [_header(kind.name, scalars)], limits)
+        return _encode_nested(kind.name, scalars, nested, compress=compress, limits=limits)
     writer = _Writer(compress, limits)
-    if nested is not None:
-        node = writer.add_node(0, nested)
-        for number, array in enumerate(arrays):
-            writer.add_array(node, str(number), array)
-    else:
-        for field, tree in kind.arrays.items():
-            value = getattr(message, field)
-            if value or field not in OPTIONAL_ARRAYS:
-                writer.add_tree(0, field, value, tree)
+    for name, tree in kind.arrays.items():
+        value = getattr(message, name)
+        if value or name not in OPTIONAL_ARRAYS:
+            writer.add_tree(0, name, value, tree)
     return writer.finish(kind.name, scalars)
+
+
+def _encode_nested(
+    name: str, scalars: dict[str, Any], field: str, *, compress: bool, limits: Limits
+) -> list[Frame]:
+    """Encode a message with a field that holds arrays at any depth; without any, it is one
+    frame.
+    """
+    arrays: list[Array] = []
+    scalars[field] = _take_arrays(scalars[field], arrays, limits.max_depth)
+    if not arrays:
+        return _checked(name, [_header(name, scalars)], limits)
+    writer = _Writer(compress, limits)
+    node = writer.add_node(0, field)
+    for number, array in enumerate(arrays):
+        writer.add_array(node, str(number), array)
+    return writer.finish(name, scalars)
 
 
 def _welcome_scalars(message: m.Welcome, writer: _Writer) -> dict[str, object]:
