@@ -51,8 +51,9 @@ _GONE = f"{_TEMPORARY}gone-"
 _SUPERSEDED = "superseded"
 _MAX_META_BYTES = 64 << 20
 _LARGE_BYTES = 4 << 30
-_MAX_SHOWN = 120  # characters of a value in an error
 """Size of stored experience above which checking takes several seconds."""
+_MAX_SHOWN = 120
+"""Characters of a value in an error."""
 
 
 class _PieceFile(NamedTuple):

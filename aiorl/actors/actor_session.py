@@ -387,12 +387,12 @@ class ActorSession:
 
     def _cancelled(self, call_id: int) -> None:
         for caller, waiting in self._waiting.items():
-            for one in waiting:
-                if one.call.call_id == call_id:
-                    waiting.remove(one)
-                    self.reply(call_id, ok=False, result=m.failed("CancelledError"))
-                    self._release(caller)
-                    return
+            cancelled = next((one for one in waiting if one.call.call_id == call_id), None)
+            if cancelled is not None:
+                waiting.remove(cancelled)
+                self.reply(call_id, ok=False, result=m.failed("CancelledError"))
+                self._release(caller)
+                return
         self._events.append(CallCancelled(call_id))
 
 

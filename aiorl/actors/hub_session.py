@@ -288,7 +288,7 @@ class HubSession:
             raise LocalProtocolError(f"there is an actor {name!r} already")
         no_spec = ActorSpec(name, path="", args={})
         sent = CallWindow(self.settings.in_flight, self.settings.max_bytes)
-        self._actors[name] = _Actor(no_spec, 0, sent, state=ActorState.NAMED)
+        self._actors[name] = _Actor(no_spec, restarts_left=0, sent=sent, state=ActorState.NAMED)
 
     def add(self, spec: ActorSpec) -> None:
         """Add an actor, which starts as soon as there is a process for it.
