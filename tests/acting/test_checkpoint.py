@@ -148,9 +148,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, part: str) -> N
 DTYPES = st.sampled_from([np.dtype(name) for name in ("f4", "f8", "i4", "i8", "u1", "?", "f2")])
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=8
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8)
 @given(
     tensors=st.dictionaries(
         st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1).filter(

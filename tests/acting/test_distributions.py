@@ -93,7 +93,6 @@ def probabilities(logits):
     return [weight / sum(weights) for weight in weights]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-30, 30, width=32), min_size=2, max_size=6), st.integers(-4, 4))
 def test_categorical_agrees_with_plain_python(logits, start):
     distribution = make_distribution(spaces.Discrete(len(logits), start=start))
@@ -117,7 +116,6 @@ def test_categorical_samples_have_the_right_frequencies(actions):
     )
 
 
-@settings(deadline=None)
 @given(
     logits=st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=9),
     uniform=st.one_of(
@@ -149,7 +147,6 @@ def test_log_probabilities_asked_for_later_are_those_of_sampling_to_the_bit(star
     np.testing.assert_array_equal(logp, later.reshape(shape))
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_diagonal_gaussian_agrees_with_plain_python(seed):
     distribution = make_distribution(spaces.Box(-1.0, 1.0, (3,)))
@@ -336,7 +333,7 @@ def legal_probabilities(leaf, inputs):
 
 
 @pytest.mark.parametrize("space", MASKED, ids=str)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**31))
 def test_forbidden_actions_are_never_drawn_and_count_for_nothing(space, seed):
     distribution = make_distribution(space)

@@ -52,7 +52,7 @@ def slow(rewards, terminateds, truncateds, valid, gamma, n):
     return returns, discounts, steps
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(fragments(), st.integers(1, 12), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_equals_a_walk_over_every_row(fragment, n, gamma):
     rewards, terminateds, truncateds, valid = fragment

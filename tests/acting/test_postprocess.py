@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.acting.postprocess import (
@@ -81,7 +81,6 @@ def reference(
     return advantages
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     steps=st.integers(1, 12),

@@ -158,7 +158,7 @@ class World:
             self.flush()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_each_call_ends_once_with_its_result_or_with_the_loss_of_its_actor(seed: int) -> None:
     world = World(seed)

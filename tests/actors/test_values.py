@@ -9,7 +9,7 @@ import gymnasium
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 import aiorl
 from aiorl.acting.filters import (
@@ -80,7 +80,6 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES)
 def test_values_of_any_structure_arrive_as_they_were(value: Any) -> None:
     assert_same(travelled(value), value)

@@ -161,7 +161,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(JSON)
 def test_json_values_survive_the_round_trip(value: Any) -> None:
     assert parse_json(json.dumps(value).encode()) == value

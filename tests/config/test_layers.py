@@ -51,7 +51,6 @@ def paths(tree: object, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], o
     }
 
 
-@settings(deadline=None)
 @given(mappings, mappings)
 def test_a_deep_update_merges_dicts_and_replaces_all_else(base: dict, changes: dict) -> None:
     kept_base, kept_changes = deepcopy(base), deepcopy(changes)
@@ -253,7 +252,7 @@ json_like = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(min_size=1, max_size=6), json_like, max_size=4))
 def test_any_environment_arguments_survive_being_printed(arguments: dict) -> None:
     config = CommonConfig.from_mapping({"env": "E", "env_config": arguments})

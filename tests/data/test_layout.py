@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.data import columns as c
 from aiorl.data.fragment import Fragment, SamplePlan
@@ -94,7 +94,6 @@ def test_sequences_have_each_row_once_with_the_state_of_acting(
     )
 
 
-@settings(deadline=None)
 @given(batches(has_state=False), st.integers(1, 12))
 def test_without_a_state_any_trajectory_can_follow_one_that_ended(
     batch: SampleBatch, length: int

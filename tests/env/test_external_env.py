@@ -720,4 +720,4 @@ class EpisodeLives(RuleBasedStateMachine):
 
 
 TestEpisodeLives = EpisodeLives.TestCase
-TestEpisodeLives.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestEpisodeLives.settings = settings(max_examples=30, stateful_step_count=25)

@@ -228,7 +228,7 @@ class VectorInfos(gymnasium.vector.VectorEnv):
             self.infos = self._add_info(self.infos, info, index)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(own_infos, min_size=1, max_size=4))
 def test_split_infos_undoes_gymnasiums_combining(rows):
     assert split_infos(VectorInfos(rows).infos, len(rows)) == rows

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, strategies as st
 from processes import Processes, Started, StartedLearner, free_address, wait_until
 
 from aiorl.errors import AiorlError
@@ -255,7 +255,6 @@ anything = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # it is a matter of the machine's load
 @given(st.dictionaries(st.sampled_from(NAMES), anything))
 def test_any_account_is_shown_in_printable_lines(account: dict[str, Any]) -> None:
     text = shown(account)

@@ -102,7 +102,7 @@ SHAPES = hnp.array_shapes(min_dims=0, max_dims=2).map(lambda shape: (3, *shape))
     ),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_columns_read_back_equal(tmp_path_factory, columns, is_compressed):
     """R190."""
     batch = SampleBatch({f"x{name}": column for name, column in columns.items()})

@@ -391,7 +391,6 @@ def test_the_ledger_balances_in_any_order_of_events(plan: LeasePlan) -> None:
         settings=settings(
             max_examples=40,
             stateful_step_count=40,
-            deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
         ),
     )

@@ -86,7 +86,7 @@ class Rows(RuleBasedStateMachine):
 
 
 TestRows = Rows.TestCase
-TestRows.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+TestRows.settings = settings(max_examples=30, stateful_step_count=15)
 
 
 def test_its_length_follows_the_number_of_waiting_rows():

@@ -796,9 +796,7 @@ def test_malformed_requests_never_fail_the_server_or_make_it_grow(saved: dict[st
     ):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
 
-        @hypothesis.settings(
-            max_examples=1500, deadline=None, database=None, phases=[hypothesis.Phase.generate]
-        )
+        @hypothesis.settings(max_examples=1500, database=None, phases=[hypothesis.Phase.generate])
         @hypothesis.given(
             path=paths,
             said=st.binary(max_size=40) | st.dictionaries(names, values, max_size=6) | values,

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.acting.filters import (
     ConcurrentMeanStdFilter,
@@ -37,7 +37,6 @@ def assert_saw(state, samples) -> None:
         )
 
 
-@settings(deadline=None)
 @given(
     seed=seeds,
     sizes=batches,
@@ -72,7 +71,6 @@ def test_output_is_the_sample_minus_mean_divided_by_deviation():
     )
 
 
-@settings(deadline=None)
 @given(
     seed=seeds,
     rows=st.integers(1, 6),
@@ -118,7 +116,6 @@ def test_reading_changes_nothing_and_a_new_filter_returns_its_input():
         assert_saw(observation_filter.delta(), samples)
 
 
-@settings(deadline=None)
 @given(seed=seeds, sizes=batches, workers=st.integers(1, 4))
 def test_deltas_of_any_number_of_workers_in_any_order_equal_one_filter(seed, sizes, workers):
     """R139, R145."""

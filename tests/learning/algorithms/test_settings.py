@@ -23,7 +23,6 @@ from aiorl.learning.keys.actor_critic import ActorCriticConfig, OnPolicyConfig
 from aiorl.run.policy_plan import config_of
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
 def test_a_train_batch_is_whole_fragments_or_the_error_names_nearest_sizes(
     size: int, length: int, envs: int
@@ -306,7 +305,7 @@ SIZES = {
 }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.sampled_from(["ppo", "a2c", "impala", "appo"]),
     st.sampled_from(sorted(SIZES)),

@@ -182,7 +182,7 @@ def test_returns_beyond_the_ends_go_to_the_end_atoms() -> None:
     np.testing.assert_allclose(found, [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], atol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([2, 3, 11, 51]),

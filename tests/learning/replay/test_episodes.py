@@ -129,7 +129,7 @@ def check(replay: Any, lists: Lists) -> None:
     assert checked == len(replay)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     capacity=st.integers(4, 60),
     stack=st.sampled_from([0, 1, 4]),

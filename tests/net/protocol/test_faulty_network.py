@@ -897,7 +897,6 @@ def test_r139_r142_r143_the_protocol_survives_a_faulty_network(
     limits = settings(
         max_examples=examples,
         stateful_step_count=60,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=limits)

@@ -184,7 +184,7 @@ def test_every_message_type_has_a_round_trip_test() -> None:
 
 @pytest.mark.parametrize("name", message_strategies)
 def test_a_message_comes_out_as_it_went_in(name: str) -> None:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(message_strategies[name], st.booleans())
     def round_trip(message: m.Message, compress: bool) -> None:
         assert same(message, decode(wire(message, compress=compress)))
@@ -255,7 +255,7 @@ def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
     return columns
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(views(), st.booleans())
 def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
     columns: dict[str, np.ndarray], keep: bool

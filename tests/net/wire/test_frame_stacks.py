@@ -67,7 +67,7 @@ def columns(draw: st.DrawFn) -> np.ndarray:
     return column
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(columns())
 def test_columns_come_back_byte_for_byte(column: np.ndarray) -> None:
     frame = compress_stacks(column)

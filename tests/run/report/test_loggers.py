@@ -179,7 +179,7 @@ PARTS = [
 ]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join),
     after=st.sampled_from([None, 0, 2]),

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.config.schema import CommonConfig
 from aiorl.data.metrics import EpisodeColumns
@@ -32,7 +32,6 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20), st.lists(st.lists(episodes, max_size=3), min_size=1, max_size=6))
 def test_averages_take_all_new_episodes_and_the_newest_earlier_ones_up_to_the_window(
     window: int, iterations: list[list[list[tuple[int, float]]]]
@@ -65,7 +64,6 @@ def test_averages_take_all_new_episodes_and_the_newest_earlier_ones_up_to_the_wi
         assert result["hist_stats"]["episode_reward"] == wanted[-window:]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 150), st.lists(episodes, min_size=2, max_size=8), st.data())
 def test_a_resumed_run_reports_as_if_it_had_not_stopped(
     window: int, iterations: list, data: st.DataObject

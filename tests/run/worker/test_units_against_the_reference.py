@@ -55,7 +55,6 @@ WHOLE = (*IN_LOCKSTEP, c.PREV_ACTIONS, c.PREV_REWARDS, c.DONES, c.EPS_ID, c.AGEN
 
 FAST = settings(
     max_examples=12,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     suppress_health_check=list(HealthCheck),
 )
