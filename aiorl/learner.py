@@ -224,7 +224,9 @@ def parse_learner_args(
             usage_error(_PROG, f"--set takes KEY=VALUE, such as --set lr=3e-4, not {pair!r}.")
         _set(args, name.strip(), parse_value(text), f"--set {name.strip()}")
     texts = {
-        name for name, declared in all_keys(CommonConfig) if expected(declared.annotation) in _TEXT
+        name
+        for name, declared in all_keys(CommonConfig).items()
+        if expected(declared.annotation) in _TEXT
     }
     for name, value in options.items():
         is_final = value is True or (name in texts and value != "null")
@@ -381,7 +383,7 @@ def _as_typed(error: ConfigError, args: LearnerArgs, config_class: type[CommonCo
     if key_hint(error.key, {}):
         hint = re.sub(rf"^{CALLED}([\w.]*\w)", lambda key: CALLED + _flag(key[1]), error.hint)
         return f"There is no option {typed}. {hint}"
-    options = [_flag(name) for name, _ in all_keys(config_class)]
+    options = [_flag(name) for name in all_keys(config_class)]
     options += _parser(config_class, []).options()
     hint = nearest(typed, dict.fromkeys(options), count=1)
     return f"There is no option {typed}.{hint}"

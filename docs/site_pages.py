@@ -179,9 +179,11 @@ def _keys(algo: str) -> str:
     from aiorl.learning.algorithms.registry import config_class
 
     config = config_class(algo)
-    common = {name: default_text(field) for name, field in all_keys(CommonConfig)}
+    common = {name: default_text(field) for name, field in all_keys(CommonConfig).items()}
     meaning, own, other = meanings(config), [], []
-    for name, field in sorted(all_keys(config), key=lambda named: fact_of(named[1], "group")):
+    for name, field in sorted(
+        all_keys(config).items(), key=lambda named: fact_of(named[1], "group")
+    ):
         unit = fact_of(field, "unit")
         default = f"`{default_text(field)}`" + (f" {unit}" if unit else "")
         row = f"| `{name}` | {default} | {meaning[name]} |".replace("\n", " ")

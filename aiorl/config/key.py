@@ -18,7 +18,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from typing import Annotated, Any, Literal, SupportsIndex, TypeGuard, cast
@@ -184,14 +184,17 @@ def by_group(keys: Iterable[tuple[str, FieldInfo]]) -> list[tuple[str, FieldInfo
     return sorted(keys, key=lambda item: order.index(fact_of(item[1], "group")))
 
 
-def all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the dotted name and declaration of every key; a group is replaced by its keys."""
+@functools.cache
+def all_keys(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """Return the declaration of every key by its dotted name; a group is replaced by its keys."""
+    keys: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         inner = sub_model(field)
         if inner is None:
-            yield f"{prefix}{name}", field
+            keys[name] = field
         else:
-            yield from all_keys(inner, f"{prefix}{name}.")
+            keys.update({f"{name}.{key}": declared for key, declared in all_keys(inner).items()})
+    return types.MappingProxyType(keys)
 
 
 def sub_model(field: FieldInfo) -> type[BaseModel] | None:
@@ -247,7 +250,7 @@ def render_keys(model: type[BaseModel]) -> str:
     meaning_of = meanings(model)
     lines: list[str] = []
     last_group = ""
-    for name, field in by_group(all_keys(model)):
+    for name, field in by_group(all_keys(model).items()):
         group = fact_of(field, "group")
         if group != last_group:
             lines += ["", group.upper()]
@@ -507,7 +510,7 @@ def _unknown(dotted: str, existing: Iterable[str], hint: str = "") -> ConfigErro
 
 def _other_name(dotted: str, config: type[BaseModel]) -> str:
     """Return the hint for a key of another library, or ""."""
-    fields = {**config.model_fields, **dict(all_keys(config))}
+    fields = {**config.model_fields, **all_keys(config)}
     return key_hint(dotted, {name: fact_of(field, "unit") for name, field in fields.items()})
 
 

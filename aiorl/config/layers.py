@@ -595,7 +595,7 @@ def render_effective(config: CommonConfig) -> str:
 def _effective(config: CommonConfig) -> list[tuple[str, str, str]]:
     """Return name, origin and value of each key; secrets are withheld."""
     values = without_secrets(config.to_dict())
-    names = [name for name, _ in by_group(all_keys(type(config)))]
+    names = [name for name, _ in by_group(all_keys(type(config)).items())]
     for group in ("model", "multiagent"):  # they can have more keys, which only the user knows
         names += [f"{group}.{name}" for name in values[group]]
     rows = []

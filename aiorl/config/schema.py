@@ -779,7 +779,7 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
         Args:
             key: name of the key, dotted inside groups, such as model.use_lstm.
         """
-        field = dict(all_keys(type(self))).get(key)
+        field = all_keys(type(self)).get(key)
         default = None if field is None else field.get_default(call_default_factory=True)
         return self._origins.origin_of(key, has_default=isinstance(default, dict) and bool(default))
 

@@ -178,7 +178,7 @@ def test_describe_prints_each_value_and_its_origin(tmp_path: Path) -> None:
         path, seed=3, extra_python_environs_for_worker=variables, model=model
     )
     lines = described(config)
-    assert lines.keys() == {*dict(all_keys(PPOConfig)), "model.width"}
+    assert lines.keys() == {*all_keys(PPOConfig), "model.width"}
     assert lines["model.width"] == "argument 7"
     assert lines["extra_python_environs_for_worker"] == 'argument {"MY_TOKEN": "<withheld>"}'
     assert lines["seed"] == "argument 3"

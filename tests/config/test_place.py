@@ -61,7 +61,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give fi
 
 @pytest.mark.parametrize("algo", sorted(ALGORITHMS))
 def test_each_key_of_runs_and_hosts_decides_whether_it_is_the_users_alone(algo: str) -> None:
-    keys = dict(all_keys(config_class(algo)))
+    keys = all_keys(config_class(algo))
     places = {name for name, field in keys.items() if decides_place(field)}
     assert places == PLACE, "a new key of this kind also belongs into docs/security.md"
     groups = ("Run", "Workers and hosts", "Transport", "Resources", "Reports", "Offline data")

@@ -21,7 +21,7 @@ from aiorl.run.trainer import WorkerSet
 
 PAGES = ["migration_rllib.md", "migration_sb3.md"]
 KINDS = [config_class(name) for name in ALGORITHMS]
-KEYS = {kind: {*kind.model_fields, *dict(all_keys(kind))} for kind in KINDS}
+KEYS = {kind: {*kind.model_fields, *all_keys(kind)} for kind in KINDS}
 
 
 def page(name: str) -> str:
@@ -46,7 +46,7 @@ def test_the_pages_in_docs_match_the_code() -> None:
     for path, text in pages().items():
         assert path.read_text(encoding="utf-8") == text, path.name
     text = config_page()
-    for name, _ in all_keys(CommonConfig):
+    for name in all_keys(CommonConfig):
         assert text.count(f"| `{name}` |") == 1, name
     assert "| `model.use_lstm` | `false` | true or false | L |" in text
     assert "| `transport.heartbeat_timeout_s` | `10.0` | a number; s | B |" in text
@@ -136,7 +136,7 @@ def test_the_first_code_of_a_page_runs_and_the_rest_is_python(name: str) -> None
 
 
 def test_the_page_on_rllib_has_the_real_defaults() -> None:
-    fields = dict(all_keys(aiorl.PPOConfig))
+    fields = all_keys(aiorl.PPOConfig)
     table = page("migration_rllib.md").partition("| Key | RLlib | aiorl |")[2].partition("\n\n")[0]
     lines = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]
     assert len(lines) > 5
@@ -146,7 +146,7 @@ def test_the_page_on_rllib_has_the_real_defaults() -> None:
 
 def test_help_of_a_config_class_shows_each_key_with_its_default_and_meaning() -> None:
     help_text = pydoc.render_doc(aiorl.PPOConfig, renderer=pydoc.plaintext)
-    for name, field in all_keys(aiorl.PPOConfig):
+    for name, field in all_keys(aiorl.PPOConfig).items():
         assert f"{name}: {default_text(field)}" in help_text
     assert meanings(aiorl.PPOConfig)["gamma"] in help_text
     assert "FieldInfo" not in help_text.splitlines()[3]  # the signature

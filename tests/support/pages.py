@@ -51,7 +51,7 @@ def _default(name: str) -> str:
         return "`ppo`"
     by_value: dict[str, list[str]] = {}
     for algo in ALGORITHMS:
-        field = dict(all_keys(config_class(algo))).get(name)
+        field = all_keys(config_class(algo)).get(name)
         if field is not None:
             by_value.setdefault(default_text(field), []).append(algo)
     if len(by_value) == 1:
@@ -63,7 +63,7 @@ def config_page() -> str:
     """Return docs/config.md: one table for each group of keys."""
     text, said = _CONFIG, meanings(CommonConfig)
     for group, keys in groupby(
-        by_group(all_keys(CommonConfig)), key=lambda named: fact_of(named[1], "group")
+        by_group(all_keys(CommonConfig).items()), key=lambda named: fact_of(named[1], "group")
     ):
         text += (
             f"\n## {group}\n\n| Key | Default | Type | Where | Meaning |\n|---|---|---|---|---|\n"
