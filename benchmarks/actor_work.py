@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["ACTORS", "IN_FLIGHT", "System", "Worker", "measure", "report"]
+__all__ = ["ACTORS", "IN_FLIGHT", "KINDS", "AsyncWorker", "System", "Worker", "measure", "report"]
 
 ACTORS = 2
 IN_FLIGHT = 8
@@ -27,7 +27,7 @@ _SHAPES = ((8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (3136, 512), (512, 6))
 
 
 class Worker:
-    """Object of an actor, with methods that take no time themselves."""
+    """Object of an actor, with plain methods that take no time themselves."""
 
     def __init__(self) -> None:
         """Make a batch of 100 rows of CartPole with the columns of PPO: 7 kB."""
@@ -57,8 +57,27 @@ class Worker:
         self._weights = weights
 
 
+class AsyncWorker(Worker):
+    """The same with asynchronous methods, which need no thread."""
+
+    async def nothing(self) -> None:  # type: ignore[override]
+        """Return at once."""
+
+    async def sample(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return the batch."""
+        return self._batch
+
+    async def set_weights(self, weights: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Take weights."""
+        self._weights = weights
+
+
+KINDS = {"plain": Worker, "asynchronous": AsyncWorker}
+"""Classes of actors by the kind of their methods."""
+
+
 class System(Protocol):
-    """Program with two actors, each with a `Worker`."""
+    """Program with two actors, each with a `Worker` or an `AsyncWorker`."""
 
     async def nothing(self) -> None:
         """Call an actor, and wait for its answer."""
@@ -109,11 +128,12 @@ async def _median_ms(act: Callable[[], Awaitable[object]], round_s: float) -> fl
     return 1000 * statistics.median(times[len(times) // 10 :])
 
 
-async def report(started: Callable[[], AbstractAsyncContextManager[System]]) -> None:
-    """Start a system and print "ready" once both actors have answered a call, then the figures as
-    JSON; end with the standard input.
+async def report(started: Callable[[type[Worker]], AbstractAsyncContextManager[System]]) -> None:
+    """Start a system, with methods of the kind that the command line names, and print "ready" once
+    both actors have answered a call, then the figures as JSON; end with the standard input.
     """
-    async with started() as system:
+    (kind,) = sys.argv[1:]
+    async with started(KINDS[kind]) as system:
         await system.set_weights({})
         print("ready", flush=True)
         print(json.dumps(await measure(system)), flush=True)

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from aiorl.data import columns as c
 from aiorl.data.fragment import Fragment, SamplePlan
 from aiorl.sampling.lockstep import Lockstep
 from benchmarks.acting_mlp import make_onnx_policy, mlp_weights
+from benchmarks.actor_work import KINDS
 from benchmarks.measure import alternate, learner_rate, middle_of
 from benchmarks.result import Figure
 from benchmarks.sampler import ENV_ID, make_lockstep_env
@@ -71,6 +72,11 @@ class _Target:
     of_bare: float | None = None
     smaller_is_better: bool = True
 
+    @property
+    def is_of_calls(self) -> bool:
+        """Whether it depends on the kind of the methods that are called."""
+        return self.of_bare is not None
+
 
 _TARGETS = (
     _Target("round_trip_ms", "round trip", "ms", 0.3, 1.8),
@@ -90,34 +96,47 @@ _TARGETS = (
 
 
 def actors_calls() -> list[Figure]:
-    """Measure calls of two actors, against Ray and the bare pair."""
+    """Measure calls of two actors with plain and with asynchronous methods, against Ray and the bare
+    pair.
+    """
     ray = str(virtual_environment("ray", PACKAGES) / "bin" / "python")
     commands = {
         "aiorl": [sys.executable, "-m", "benchmarks.actors_aiorl"],
         "Ray": [ray, "-m", "benchmarks.actors_ray"],
         "the bare pair": [sys.executable, "-m", "benchmarks.actors_bare"],
     }
-    rounds = [
-        {name: _figures_of(command) for name, command in commands.items()} for _ in range(ROUNDS)
-    ]
     figures = []
-    for target in _TARGETS:
-        for name, bound in (("Ray", target.of_ray), ("the bare pair", target.of_bare)):
-            if bound is None:
-                continue
-            value, baseline = middle_of(
-                [(each["aiorl"][target.key], each[name][target.key]) for each in rounds]
+    for kind in KINDS:
+        rounds = [
+            {name: _figures_of([*command, kind]) for name, command in commands.items()}
+            for _ in range(ROUNDS)
+        ]
+        for target in _TARGETS:
+            if kind == "plain" or target.is_of_calls:
+                figures += _against_others(target, kind, rounds)
+    return figures
+
+
+def _against_others(
+    target: _Target, kind: str, rounds: Sequence[Mapping[str, Mapping[str, float]]]
+) -> list[Figure]:
+    figures = []
+    for name, bound in (("Ray", target.of_ray), ("the bare pair", target.of_bare)):
+        if bound is None:
+            continue
+        value, baseline = middle_of(
+            [(each["aiorl"][target.key], each[name][target.key]) for each in rounds]
+        )
+        figures.append(
+            Figure(
+                f"actors/{target.name}, {kind} methods, against {name}",
+                value,
+                target.unit,
+                baseline,
+                target_ratio=bound,
+                smaller_is_better=target.smaller_is_better,
             )
-            figures.append(
-                Figure(
-                    f"actors/{target.name}, against {name}",
-                    value,
-                    target.unit,
-                    baseline,
-                    target_ratio=bound,
-                    smaller_is_better=target.smaller_is_better,
-                )
-            )
+        )
     return figures
 
 

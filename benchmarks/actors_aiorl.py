@@ -43,10 +43,10 @@ class _Aiorl:
 
 
 @asynccontextmanager
-async def started() -> AsyncIterator[System]:
+async def started(kind: type[Worker]) -> AsyncIterator[System]:
     """Start two actors."""
     async with aiorl.Actors() as actors:
-        yield _Aiorl(actors, await actors.start(Worker, count=ACTORS))
+        yield _Aiorl(actors, await actors.start(kind, count=ACTORS))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ __all__ = ["started"]
 
 
 class _Ray:
-    def __init__(self, ray: Any) -> None:
+    def __init__(self, ray: Any, kind: type[Worker]) -> None:
         self._ray = ray
-        self._workers = [ray.remote(Worker).remote() for _ in range(ACTORS)]
+        self._workers = [ray.remote(kind).remote() for _ in range(ACTORS)]
 
     async def nothing(self) -> None:
         self._ray.get(self._workers[0].nothing.remote())
@@ -49,7 +49,7 @@ class _Ray:
 
 
 @asynccontextmanager
-async def started() -> AsyncIterator[System]:
+async def started(kind: type[Worker]) -> AsyncIterator[System]:
     """Start Ray as light as it can be."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray  # type: ignore[import-not-found]
@@ -63,7 +63,7 @@ async def started() -> AsyncIterator[System]:
             _temp_dir=folder,
         )
         try:
-            yield _Ray(ray)
+            yield _Ray(ray, kind)
         finally:
             ray.shutdown()
 
