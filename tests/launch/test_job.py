@@ -36,6 +36,8 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["slurn"], "'slurm'"),
         (["slurm"], "after --"),
+        (["ssh", "statsu", "runs/mine"], "'status'"),
+        (["kubernetes", "halt", "runs/mine"], "status, logs"),
         (["slurm", "--nodes", "0", "--", *ENV], "--nodes"),
         (["slurm", "--time", "soon", "--print", "--", *ENV], "DAYS-HOURS:MINUTES"),
         (["slurm", "--time", "1h", "--print", "--", *ENV], "DAYS-HOURS:MINUTES"),
