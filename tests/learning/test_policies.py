@@ -255,3 +255,12 @@ def test_settings_are_the_algorithms_keys(make: Make) -> None:
     rows = worker.sample()
     end = int(np.flatnonzero(rows["dones"])[0])
     np.testing.assert_allclose(rows["advantages"][end - 2 : end + 1], [1.75, 1.5, 1.0])
+
+
+def test_sizes_of_train_batches_are_those_of_the_batches_learned_from(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sizes in ({"num_envs_per_worker": 3}, {"train_batch_size": 1000}):
+        worker = make("PPOTFPolicy", sizes)
+        assert worker.learn_on_batch(worker.sample())["num_rows"] == 32
+    assert "to fit the settings" not in caplog.text
