@@ -14,6 +14,7 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.compat.worker_set import WorkerSet
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.learning.steps import Descent
 
 SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "xla": "off", "lr": 0.01}
 GRADIENT_NAMES = [
@@ -73,6 +74,22 @@ def test_a_policy_learns_from_its_samples_by_its_gradients(make: Make, name: str
     assert not are_equal(before, after)
     for weight, array in weights_of(twin).items():
         np.testing.assert_allclose(array, after[weight], rtol=1e-5, atol=1e-6)
+
+
+def test_the_step_with_gradients_is_traced_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = []
+    apply = Descent.apply
+    monkeypatch.setattr(Descent, "apply", lambda *arguments: traced.append(1) or apply(*arguments))
+    worker = make("A3CTFPolicy")
+    before = weights_of(worker)
+    for _ in range(3):
+        worker.learn_on_batch(worker.sample())
+        after = weights_of(worker)
+        assert not are_equal(before, after)
+        before = after
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("name", REPLAY_NAMES)
