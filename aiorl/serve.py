@@ -111,18 +111,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _with_follow_at_the_end(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with `--follow` where no path can be taken for its
-    value.
+    value; a bare word that is neither a value nor there stays its value, which is then refused.
     """
     before_follow: list[str] = []
     follow: list[str] = []
     for previous, word in pairwise(["", *words]):
         if word == "--follow":
             follow = ["--follow=newest"]
-        elif word in _FOLLOWED and previous == "--follow":
+        elif previous == "--follow" and (word in _FOLLOWED or not _can_be_target(word)):
             follow = [f"--follow={word}"]
         else:
             before_follow.append(word)
     return [*before_follow, *follow]
+
+
+def _can_be_target(word: str) -> bool:
+    return word.startswith("-") or "/" in word or "=" in word or Path(word).exists()
 
 
 def _serve(options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import aiorl
 import aiorl.algorithms
@@ -239,6 +240,14 @@ def test_pages_are_short(name: str) -> None:
     """Tables generated from the code don't count."""
     text = re.sub(r"(<!-- (?:keys|python) \w+ -->\n)(?:\|.*\n)*", "", text_of(name))
     assert len(text.splitlines()) <= 250
+
+
+def test_no_group_of_the_navigation_is_too_long_to_look_through() -> None:
+    groups = [("all", yaml.safe_load(text_of("mkdocs.yml"))["nav"])]
+    for title, entries in groups:
+        assert len(entries) <= 9, title
+        named = [item for entry in entries if isinstance(entry, dict) for item in entry.items()]
+        groups += [item for item in named if isinstance(item[1], list)]
 
 
 @pytest.mark.parametrize("name", NAMES)

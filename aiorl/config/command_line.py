@@ -23,6 +23,11 @@ _MAX_SHOWN = 2000
 _WORDINGS = (
     (r"argument (\S+): expected .*", r"\1 needs a value."),
     (r"argument (\S+): ignored explicit argument .*", r"\1 takes no value."),
+    (
+        r"argument (\S+): invalid choice: (.+) \(choose from (.+)\)",
+        r"\1 must be one of \3, not \2.",
+    ),
+    (r"argument (\S+): invalid float value: (.+)", r"\1 must be a number, not \2."),
     (r"argument (\S+): (.*)", r"\1 \2"),
 )
 """Messages of argparse -> our messages."""

@@ -75,6 +75,9 @@ def _run(name: str, engine: Engine, words: list[str]) -> int:
         if {"-h", "--help"} & set(words) or len(words) - 1 != len(placeholders):
             usage_error(prog, f"Write: {prog} {words[0]} {' '.join(placeholders)}")
         return verb.do(*words[1:])
+    if words and engine.VERBS and words[0].isalpha():
+        hint = nearest(words[0], engine.VERBS) or f" Verbs: {', '.join(engine.VERBS)}."
+        usage_error(prog, f"There is no verb {words[0]!r:.50}.{hint}")
     engine_words = list(itertools.takewhile(lambda word: word != "--", words))
     learner_words = words[len(engine_words) + 1 :]
     verbs = "".join(

@@ -51,6 +51,7 @@ Examples:
   python -m aiorl.launch slurm --nodes 3 --print -- --env CartPole-v1
 """
 _CPUS = 8
+_TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited", re.ASCII | re.IGNORECASE)
 _NOT_OF_SBATCH = ("nodes", "cpus_per_node", "elastic", "worker_options", "python")
 _FILES = ("learner.sbatch", "worker.sbatch")
 _MAX_SCRIPT_BYTES = 1 << 20
@@ -98,7 +99,12 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
         type=at_least(1),
         help=f"Cores of each node. (default: {_CPUS})",
     )
-    add("--time", metavar="TIME", help="Time limit of one turn; the run continues in the next one.")
+    add(
+        "--time",
+        metavar="TIME",
+        type=_time_limit,
+        help="Time limit of one turn; the run continues in the next one.",
+    )
     add("--partition", metavar="NAME", help="Partition of the job.")
     add(
         "--elastic",
@@ -119,6 +125,16 @@ def add_arguments(parser: Parser, words: Sequence[str]) -> None:
     )
     add("--python", metavar="PYTHON", help="Python on the nodes. (default: the one that runs this)")
     _pass_on(parser, words)
+
+
+def _time_limit(text: str) -> str:
+    if not _TIME.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"must be a time that Slurm reads, not {text!r:.50}: MINUTES, MINUTES:SECONDS,"
+            " HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES, DAYS-HOURS:MINUTES:SECONDS"
+            " or UNLIMITED."
+        )
+    return text
 
 
 def _pass_on(parser: Parser, words: Sequence[str]) -> None:
@@ -271,7 +287,8 @@ def _pattern(path: Path) -> str:
 
 
 def _sbatch_options(text: str) -> dict[str, str]:
-    parser = Parser("--worker-options", "", "", "")
+    parser = Parser("python -m aiorl.launch slurm --worker-options", "", "", "")
+    parser.add_argument("--time", type=_time_limit)
     words = shlex.split(text)
     _pass_on(parser, words)
     return {name.replace("_", "-"): value for name, value in parser.parse(words).items()}

@@ -65,6 +65,9 @@ class Gradients:
         self._arguments = Arguments(list(update.knobs_at(0)), shares_memory=is_on_cpu)
         self.metric_names: tuple[str, ...] = ()
         self.compiled = CompiledFunction(self._run, variables, xla=xla, name="gradient")
+        # XLA gains nothing here: there are only the operations of an optimiser
+        mode: Mode = "eager" if xla == "eager" else "off"
+        self._take_step = CompiledFunction(self._step, variables, xla=mode, name="step")
 
     def warm_up(self) -> None:
         """Compile the gradient for fragments of the usual size; changes nothing."""
@@ -139,9 +142,12 @@ class Gradients:
         if not np.isfinite(tf.linalg.global_norm(tensors)):
             raise PolicyError("no step was taken: the norm of the gradients is not finite")
         knobs = self._update.knobs_at(env_steps_total)
-        descent = self._descent
-        norm = descent.apply(tensors, {descent.lr: tf.constant(knobs[descent.lr], tf.float32)})
-        return {"grad_gnorm": float(norm), "cur_lr": knobs[descent.lr]}
+        rate = knobs[self._descent.lr]
+        (norm,) = self._take_step(0, [tensors, tf.constant(rate, tf.float32)])
+        return {"grad_gnorm": float(norm), "cur_lr": rate}
+
+    def _step(self, gradients: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
+        return [self._descent.apply(gradients, {self._descent.lr: rate})]
 
     def _run(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
         knobs = self._arguments.by_name(values)

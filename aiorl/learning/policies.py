@@ -31,8 +31,17 @@ def _config(algo: str, settings: Mapping[str, Any]) -> Any:
     """
     kind = config_class(algo)
     keys = {name: value for name, value in settings.items() if name not in _OF_WORKERS}
-    if "gradients" in kind.model_fields:
+    fields = kind.model_fields
+    if "gradients" in fields:
         keys["gradients"] = "learner"  # the policy's user decides where they are computed
+        # and what a batch is, so sizes only have to fit each other
+        length, num_envs = (
+            keys.get(name, fields[name].default)
+            for name in ("rollout_fragment_length", "num_envs_per_worker")
+        )
+        if isinstance(length, int) and isinstance(num_envs, int):
+            sizes = dict.fromkeys(("train_batch_size", "sgd_minibatch_size"), length * num_envs)
+            keys |= {"num_workers": 1, **sizes}
     return kind.from_mapping(keys)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from aiorl.config.worker import WorkerConfig
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError
+from aiorl.offline.files import is_uri
 from aiorl.offline.fitted_rows import RowFitter
 from aiorl.offline.formats import WHOLE, Share
 from aiorl.offline.io import (
@@ -30,6 +32,7 @@ from aiorl.offline.io import (
     sampler_input,
 )
 from aiorl.offline.readers import FileReader, HoldOut, PreparedReader, ReaderOptions
+from aiorl.offline.registry import find_sources
 from aiorl.offline.unit_actions import UnitActions, UnitGuess, seem_scaled
 from aiorl.offline.writers import FileWriter
 
@@ -304,6 +307,31 @@ def output_creator(output: Output, **options: Any) -> OutputCreator:
         return FileWriter(directory, worker_index=context.worker_index, **options)
 
     return create
+
+
+def check_places(source: Any, output: Any) -> None:
+    """Refuse files of the settings ``input`` and ``output`` that workers on this machine could not
+    use; URIs and users' functions are left to the workers.
+
+    Raises:
+        ConfigError: no file of experience is there, or the output is a file.
+        DataError: the format of a file is unknown.
+    """
+    names = [source] if isinstance(source, str) else source
+    if isinstance(source, Mapping):
+        names = [name for name, weight in source.items() if weight > 0.0]
+    for name in names:
+        if name != SAMPLER and not is_uri(name) and not is_import_path(name):
+            find_sources(name)
+    if not isinstance(output, str) or is_uri(output) or is_import_path(output):
+        return
+    if os.path.isfile(os.path.expanduser(output)):
+        raise ConfigError(
+            f"output is {output!r}, which is a file.",
+            key="output",
+            value=output,
+            hint="Name a directory: each worker writes files of its own.",
+        )
 
 
 def configured_input(settings: WorkerConfig, share: Share) -> InputCreator:

@@ -141,7 +141,7 @@ class Models(dict[str, Model]):
             seed: seed of sampled actions.
 
         Raises:
-            ConfigError: names are wrong or not unique.
+            ConfigError: names are wrong or not unique, or there is nothing to share.
             CheckpointError: a checkpoint or export can't be used.
             PolicyError: no policy of a run can be served, or one can't answer in place of another
                 one.
@@ -167,6 +167,14 @@ class Models(dict[str, Model]):
                 self._serve(source, load(source.path))
             elif self.waiting == source.path:  # one by one: arms get the order of targets
                 self._serve(source, source.newer())
+        may_have_arms = self.waiting is not None and len(targets) > 1
+        if share and not may_have_arms and all(len(model.arms) == 1 for model in self.values()):
+            raise ConfigError(
+                f"--share {share:g} is for a policy with two versions, and each has one.",
+                key="share",
+                value=share,
+                hint="Give two paths under one name, such as game=runs/mine game=exported/onnx.",
+            )
 
     async def follow(self) -> None:
         """Serve newer checkpoints of followed runs in place of older ones; without such runs,

@@ -36,7 +36,12 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["slurn"], "'slurm'"),
         (["slurm"], "after --"),
+        (["ssh", "statsu", "runs/mine"], "'status'"),
+        (["kubernetes", "halt", "runs/mine"], "status, logs"),
         (["slurm", "--nodes", "0", "--", *ENV], "--nodes"),
+        (["slurm", "--time", "soon", "--print", "--", *ENV], "DAYS-HOURS:MINUTES"),
+        (["slurm", "--time", "1h", "--print", "--", *ENV], "DAYS-HOURS:MINUTES"),
+        (["slurm", "--elastic", "2", "--worker-options=--time=1h", "--", *ENV], "--time"),
         (["here", "--nodes", "2", "--", *ENV], "--nodes"),
         (["slurm", "--", *ENV, "--num-wrkers", "3"], "--num-workers"),
         (["slurm", "--", "--algo", "ppo"], "--env"),
@@ -68,6 +73,17 @@ def test_printing_changes_nothing_and_texts_for_the_learner_are_printed(
     assert said(capsys, "slurm", "--print", "--", *ENV)[0] == 0
     assert "algo: ppo\n" in said(capsys, "slurm", "--", *ENV, "--print-config")[1]
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "time", ["90", "90:30", "4:00:00", "1-12", "1-12:30", "1-12:30:00", "UNLIMITED", "infinite"]
+)
+def test_a_time_limit_can_have_each_form_that_slurm_reads(
+    capsys: pytest.CaptureFixture[str], time: str
+) -> None:
+    status, out, _ = said(capsys, "slurm", "--time", time, "--print", "--", *ENV)
+    assert status == 0
+    assert f"#SBATCH --time={time}\n" in out
 
 
 def test_runs_have_absolute_directories_and_names_of_their_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from aiorl.compat.rollout_worker import RolloutWorker
 from aiorl.compat.worker_set import WorkerSet
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
+from aiorl.learning.steps import Descent
 
 SMALL: dict[str, Any] = {"model": {"fcnet_hiddens": [8]}, "xla": "off", "lr": 0.01}
 GRADIENT_NAMES = [
@@ -73,6 +74,22 @@ def test_a_policy_learns_from_its_samples_by_its_gradients(make: Make, name: str
     assert not are_equal(before, after)
     for weight, array in weights_of(twin).items():
         np.testing.assert_allclose(array, after[weight], rtol=1e-5, atol=1e-6)
+
+
+def test_the_step_with_gradients_is_traced_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = []
+    apply = Descent.apply
+    monkeypatch.setattr(Descent, "apply", lambda *arguments: traced.append(1) or apply(*arguments))
+    worker = make("A3CTFPolicy")
+    before = weights_of(worker)
+    for _ in range(3):
+        worker.learn_on_batch(worker.sample())
+        after = weights_of(worker)
+        assert not are_equal(before, after)
+        before = after
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("name", REPLAY_NAMES)
@@ -255,3 +272,12 @@ def test_settings_are_the_algorithms_keys(make: Make) -> None:
     rows = worker.sample()
     end = int(np.flatnonzero(rows["dones"])[0])
     np.testing.assert_allclose(rows["advantages"][end - 2 : end + 1], [1.75, 1.5, 1.0])
+
+
+def test_sizes_of_train_batches_are_those_of_the_batches_learned_from(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    for sizes in ({"num_envs_per_worker": 3}, {"train_batch_size": 1000}):
+        worker = make("PPOTFPolicy", sizes)
+        assert worker.learn_on_batch(worker.sample())["num_rows"] == 32
+    assert "to fit the settings" not in caplog.text

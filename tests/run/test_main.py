@@ -100,18 +100,30 @@ def test_errors_name_the_cause_and_the_remedy(refused: Refused, words: str, valu
     assert "Traceback" not in said
 
 
-def test_missing_stored_experience_is_reported_before_tensorflow_is_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--algo", "bc"], "--input"),
+        (["--algo", "bc", "--input", "missing"], "'missing'"),
+        (["--algo", "marwil", "--input", "[data/*.json]"], "'data/*.json'"),
+        (["--output", __file__], "Name a directory"),
+    ],
+)
+def test_files_of_experience_that_are_missing_or_in_the_way_are_reported_before_tensorflow_is_loaded(
+    tmp_path: Path, words: list[str], said: str
+) -> None:
     code = (
         "import sys\n"
         "from aiorl.learner import main\n"
         "try:\n"
-        "    main(['--env', 'CartPole-v1', '--algo', 'bc'])\n"
+        "    status = main(['--env', 'CartPole-v1', *sys.argv[1:]])\n"
         "except SystemExit as exit:\n"
-        "    assert 'tensorflow' not in sys.modules\n"
-        "    sys.exit(exit.code)\n"
+        "    status = exit.code\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "sys.exit(status)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *words],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
@@ -119,7 +131,7 @@ def test_missing_stored_experience_is_reported_before_tensorflow_is_loaded(tmp_p
         check=False,
     )
     assert done.returncode == 2
-    assert "--input" in done.stderr
+    assert said in done.stderr
     assert not list(tmp_path.iterdir())
 
 

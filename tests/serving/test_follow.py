@@ -37,7 +37,7 @@ from aiorl.data import columns as c
 from aiorl.errors import ConfigError, PolicyError
 from aiorl.offline.readers import StoredEpisodes
 from aiorl.process.tasks import new_event_loop
-from aiorl.serve import _with_follow_at_the_end
+from aiorl.serve import _with_follow_at_the_end, main
 from aiorl.serving import record
 from aiorl.serving.models import Models
 from aiorl.serving.record import Recorder
@@ -206,6 +206,9 @@ def test_requests_are_dealt_to_versions_by_their_share(tmp_path: Path) -> None:
     for targets, fault in (([f"a={first}"] * 3, "no share"), ([f"..={first}"], "name of a model")):
         with pytest.raises(ConfigError, match=fault):
             Models(targets, share=0.5)
+    for targets in ([f"{first}"], [str(tmp_path / "later")], [f"a={first}", f"b={second}"]):
+        with pytest.raises(ConfigError, match="under one name"):
+            Models(targets, share=0.5, follow="newest")
     save_world("squashed", tmp_path / "other")
     with pytest.raises(PolicyError, match="action space"):
         Models([f"a={first}", f"a={tmp_path / 'other'}"], share=0.25)
@@ -339,7 +342,9 @@ def test_recording_preprocesses_each_observation_once(
         assert observed["rows"] == 6, "five steps, and the last observation"
 
 
-def test_a_path_after_follow_is_a_path(tmp_path: Path) -> None:
+def test_a_path_after_follow_is_a_path_and_another_word_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_world("box", tmp_path / "run")
     save_next(tmp_path / "run", 8)
     words = [sys.executable, "-m", "aiorl", "serve", "--follow", "a=run", "b=run", "--port=0"]
@@ -348,9 +353,14 @@ def test_a_path_after_follow_is_a_path(tmp_path: Path) -> None:
         assert "a 8 (" in server.stdout.readline()
         server.terminate()
     ask: Callable[..., list[str]] = lambda words: _with_follow_at_the_end(words.split())  # noqa: E731
+    monkeypatch.chdir(tmp_path)
+    Path("b").mkdir()
     assert ask("--follow best runs/mine") == ["runs/mine", "--follow=best"]
     assert ask("a --follow b --port 1") == ["a", "b", "--port", "1", "--follow=newest"]
     assert ask("--follow=best best") == ["--follow=best", "best"]
+    with pytest.raises(SystemExit):
+        main(["run", "--follow", "oldest"])
+    assert "--follow must be one of" in capsys.readouterr().err
 
 
 @pytest.mark.slow
