@@ -74,7 +74,7 @@ class _Target:
 
     @property
     def is_of_calls(self) -> bool:
-        """Whether it depends on the kind of the methods that are called."""
+        """Return whether it depends on the kind of the methods that are called."""
         return self.of_bare is not None
 
 

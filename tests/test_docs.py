@@ -39,6 +39,7 @@ LANGUAGES = {
     "javascript",
     "cpp",
     "csharp",
+    "gdscript",
     "nginx",
 }
 """Languages of blocks: commands are parsed here, Python runs in tests/examples/test_pages.py, the

@@ -29,7 +29,9 @@ from websockets.sync.client import connect
 
 pytest.importorskip("uvicorn")
 
+from policy_server import post, serving
 from processes import wait_until
+from saved_runs import save_run
 
 import aiorl
 from aiorl.client import RequestRefused
@@ -42,6 +44,7 @@ from aiorl.web.ports import Ports
 
 BOX, ACTIONS = spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(3)
 ROOT = Path(__file__).parents[2]
+NEWTONSOFT = Path("/usr/lib/cli/Newtonsoft.Json-5.0/Newtonsoft.Json.dll")
 CONFIG = str(ROOT / "examples/external_http.yaml")
 TRAIN = [
     sys.executable,
@@ -376,6 +379,36 @@ def test_a_client_in_javascript_trains_cartpole(tmp_path: Path) -> None:
     finally:
         game.kill()
         run.end()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("mcs") is None or not NEWTONSOFT.exists(),
+    reason="mono-mcs or libnewtonsoft-json5.0-cil is not installed",
+)
+def test_games_in_csharp_are_played_to_their_ends_and_name_a_server_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "CartPole.exe"
+    sources = sorted((ROOT / "examples/games").glob("*.cs"))
+    compiler = ["mcs", f"-lib:{NEWTONSOFT.parent}", f"-r:{NEWTONSOFT.name}", f"-out:{program}"]
+    subprocess.run([*compiler, *sources], check=True, timeout=60)
+    save_run(tmp_path, env="CartPole-v1")
+
+    def play(port: int) -> subprocess.CompletedProcess[str]:
+        command = ["mono", str(program), f"ws://127.0.0.1:{port}", "6"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    with serving(tmp_path) as port:
+        played = play(port)
+        assert post(port, "/act", {"observation": [0.0, 0.0, 0.0, 0.0]})["action"] in (0, 1)
+    assert (played.returncode, played.stderr) == (0, "")
+    steps = [int(line) for line in played.stdout.split()]
+    assert len(steps) == 6
+    assert all(8 <= count <= 500 for count in steps)
+    gone = play(port)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert "Unable to connect" in gone.stderr
 
 
 @pytest.mark.slow
