@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import ssl
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import Any
 import msgpack
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
+
+_log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1 << 30
 _BUSY = 503
@@ -210,6 +213,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
 
     def _connect_patiently(self) -> ClientConnection:
         end = time.monotonic() + self._timeout_s
+        is_reported = False
         pause_s = _RETRY_S
         while True:
             try:
@@ -218,6 +222,9 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
                 left_s = end - time.monotonic()
                 if isinstance(error.__cause__, _FINAL) or left_s <= 0.0:
                     raise
+                if pause_s == _LONGEST_RETRY_S and not is_reported:
+                    is_reported = True  # the address may be wrong
+                    _log.warning("%s; trying for %.0f seconds more", error, left_s)
             time.sleep(min(pause_s, left_s))
             pause_s = min(2.0 * pause_s, _LONGEST_RETRY_S)
 
