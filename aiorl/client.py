@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from socket import gaierror
 from typing import Any
 
 import msgpack
@@ -23,6 +24,9 @@ from websockets.sync.client import ClientConnection, connect
 _MAX_ANSWER = 1 << 30
 _BUSY = 503
 _RETRY_S = 0.2
+_LONGEST_RETRY_S = 2.0
+_FINAL = (gaierror, ssl.SSLError, WebSocketException)
+"""Causes of a failure to connect that stay, however long one waits."""
 _NUM_THREADS = 100
 _FORMATS: dict[str, Any] = dict(
     bool="?",
@@ -76,12 +80,13 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         local: bool = False,
         keys: str | None = None,
     ) -> None:
-        """Connect.
+        """Connect, waiting until the server's port is open.
 
         Args:
             url: address of the server, such as ``http://localhost:8000`` or ``wss://host:8000``.
             token: the server's token.
-            timeout_s: seconds within which an answer has to come.
+            timeout_s: seconds within which the server's port has to be open now, and within which
+                each answer has to come.
             ready_timeout_s: seconds within which a server has to have room for a session; a run
                 that compiles its first update has none.
             tls: context that knows the server's certificate; None = the system's.
@@ -90,7 +95,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
             keys: directory of this host's CURVE keys, with `local`, if the run uses keys.
 
         Raises:
-            ConnectionError: the server can't be reached.
+            ConnectionError: the server can't be reached within ``timeout_s``, or at all.
             RequestRefused: the token is wrong, or the server has no run to join.
         """
         if url.startswith("http"):
@@ -105,7 +110,7 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._socket: ClientConnection | None = None
         self._local: Any = None
-        socket = self._socket = self._connect()
+        socket = self._socket = self._connect_patiently()
         if local:
             from aiorl.run.worker.local import LocalWorker
 
@@ -202,6 +207,19 @@ class PolicyClient(contextlib.AbstractContextManager["PolicyClient"]):
     def __exit__(self, *error: object) -> None:
         """Close the connection."""
         self.close()
+
+    def _connect_patiently(self) -> ClientConnection:
+        end = time.monotonic() + self._timeout_s
+        pause_s = _RETRY_S
+        while True:
+            try:
+                return self._connect()
+            except ConnectionError as error:
+                left_s = end - time.monotonic()
+                if isinstance(error.__cause__, _FINAL) or left_s <= 0.0:
+                    raise
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2.0 * pause_s, _LONGEST_RETRY_S)
 
     def _connect(self) -> ClientConnection:
         try:

@@ -468,4 +468,4 @@ def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) ->
     last = json.loads((tmp_path / "run/result.jsonl").read_text().splitlines()[-1])
     assert last["episode_reward_mean_last_100"] >= 150
     with pytest.raises(ConnectionError):
-        aiorl.PolicyClient(run.url, local=True)
+        aiorl.PolicyClient(run.url, local=True, timeout_s=1)

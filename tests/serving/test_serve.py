@@ -13,10 +13,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,9 +68,11 @@ KINDS = [
 class Served:
     """Service on a port, in a thread."""
 
-    def __init__(self, *targets: str, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self, *targets: str, seed: int | None = None, port: int = 0, **settings: Any
+    ) -> None:
         self.service = Service(Models(targets, seed=seed), **settings)
-        self.server = WebServer(self.service.app, WebOptions())
+        self.server = WebServer(self.service.app, WebOptions(port=port))
         self.loop = new_event_loop()
         self._started, self._stop = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(
@@ -185,8 +190,24 @@ def test_many_messages_of_a_socket_are_under_way_at_a_time(served: Served) -> No
             bad.result(20)
         assert caught.value.status == 400
         assert good.result(20)["version"] == "7"
-    with pytest.raises(ConnectionError):
-        aiorl.PolicyClient("http://127.0.0.1:1")
+
+
+def test_a_client_waits_for_the_port_of_its_server(saved: dict[str, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with pytest.raises(ConnectionError, match=str(port)):
+        aiorl.PolicyClient(url, timeout_s=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(aiorl.PolicyClient, url, timeout_s=20)
+        time.sleep(0.5)
+        assert not waiting.done()
+        late = Served(str(saved["box"]), port=port)
+        with waiting.result(20) as client:
+            assert client.ask("act", observation=[0.1, 0.2, 0.3])["version"] == "7"
+    late.end()
+    with pytest.raises(ConnectionError, match=r"nowhere\.invalid"):
+        aiorl.PolicyClient("http://nowhere.invalid:8000")
 
 
 def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -> None:
