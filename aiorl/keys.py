@@ -7,6 +7,7 @@ from it, a worker its own private key and the learner's public key. See
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -86,7 +87,7 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             directory / f"{name}.key",
             admitted / f"{name}.key",
         ):
-            if file.exists():
+            if os.path.exists(file):
                 raise _exists_already(file, directory)
     files: list[Path] = []
     try:

@@ -398,6 +398,8 @@ def _account_at(target: str, keys: Path | None) -> dict[str, Any]:
         return asyncio.run(status_of_learner(places_of(target), keys))
     directory = Path(target).expanduser()
     if not is_run(directory):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(directory)  # raises PermissionError where a run can't be seen
         hint = "Give a run directory, or tcp://HOST:PORT."
         raise ConfigError(f"{directory} has no files of a run.", key="RUN_DIR", hint=hint)
     return status_of_run(directory)

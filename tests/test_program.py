@@ -106,6 +106,48 @@ def test_a_mistake_in_a_command_takes_one_sentence(
     assert says in error
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("train --config CLOSED/file", 2),
+        ("train --env CartPole-v1 --run-dir CLOSED/run", 1),
+        ("train --env CartPole-v1 --output CLOSED", 2),
+        ("train --env CartPole-v1 --output CLOSED/data", 2),
+        ("train --env CartPole-v1 --algo bc --input CLOSED", 2),
+        ("train --env CartPole-v1 --init-from CLOSED", 2),
+        ("train --env CartPole-v1 --keys CLOSED", 2),
+        ("evaluate CLOSED", 1),
+        ("evaluate RUN", 1),
+        ("serve CLOSED", 1),
+        ("status CLOSED", 1),
+        ("data inspect CLOSED", 2),
+        ("keys CLOSED/keys", 1),
+    ],
+)
+def test_what_may_not_be_used_is_named_with_what_to_do(
+    tmp_path: Path, words: str, status: int
+) -> None:
+    closed = tmp_path / "closed"
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-000007"
+    for directory in (closed, checkpoint):
+        directory.mkdir(parents=True)
+        directory.chmod(0)
+    if os.access(closed, os.W_OK):
+        pytest.skip("this user may read and write everything, as root may")
+    command = words.replace("CLOSED", str(closed)).replace("RUN", str(tmp_path / "run"))
+    done = subprocess.run(
+        [sys.executable, "-m", "aiorl", *command.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (status, False)
+    assert (checkpoint.name if "RUN" in words else str(closed)) in done.stderr
+    assert "Permission denied" in done.stderr
+
+
 def test_messages_name_the_command_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

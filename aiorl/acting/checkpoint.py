@@ -327,19 +327,18 @@ def load_newest_valid(
     Raises:
         CheckpointError: when there is none, or none that is undamaged.
     """
-    damaged: list[Path] = []
+    faults: list[str] = []
     for path in reversed(list_checkpoints(directory)):
         try:
             checkpoint = load_checkpoint(path)
             check(checkpoint)
         except CheckpointError as error:
             _log.warning("%s; using the previous one", error)
-            damaged.append(path)
+            faults.append(f"{path.name}: {error.reason}")
         else:
             return checkpoint
-    if damaged:
-        names = ", ".join(path.name for path in damaged)
-        raise CheckpointError(directory, f"none can be used; damaged: {names}")
+    if faults:
+        raise CheckpointError(directory, f"none can be used; {'; '.join(faults)}")
     raise CheckpointError(directory, "there is none in this directory")
 
 
@@ -358,6 +357,13 @@ def find_checkpoint(
         CheckpointError: when there is none, or none that can be used.
     """
     path = Path(path).expanduser().absolute()
+    try:
+        return _found(path, check)
+    except PermissionError as error:
+        raise CheckpointError(path, f"{error.strerror}: check its owner and mode") from error
+
+
+def _found(path: Path, check: Callable[[Checkpoint], object]) -> Checkpoint:
     aside = path.parent / _SUPERSEDED / path.name
     if aside.exists() and not path.exists():
         path = aside

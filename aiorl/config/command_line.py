@@ -196,6 +196,12 @@ def exit_status(
         sys.stderr.write(f"aiorl: {interrupted}\n")
         return 130
     except (AiorlError, ImportError, OSError) as error:
-        sys.stderr.write(f"aiorl: {one_line(str(error), _MAX_SHOWN)}\n")
+        text = str(error)
+        if isinstance(error, PermissionError) and error.filename is not None:
+            text = (
+                f"{error.filename} can't be used: {error.strerror}. Check the owner and mode of it"
+                " and of its directory."
+            )
+        sys.stderr.write(f"aiorl: {one_line(text, _MAX_SHOWN)}\n")
         return 2 if isinstance(error, ConfigError | UnknownPolicyError) else 1
     return status or 0

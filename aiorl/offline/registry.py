@@ -69,14 +69,23 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
     """Return the files that paths, directories, patterns, URIs and ``minari:NAME`` name, each once.
 
     Raises:
-        ConfigError: one of them names no file (also a ValueError).
+        ConfigError: one of them names no file, or a directory that can't be read (also a
+            ValueError).
         DataError: the format of a file is unknown (also a ValueError).
     """
     if isinstance(sources, str):
         sources = [sources]
     files: list[str] = []
     for source in sources:
-        paths = [source] if source.startswith(PREFIX) else find_files(source, SUFFIXES)
+        try:
+            paths = [source] if source.startswith(PREFIX) else find_files(source, SUFFIXES)
+        except OSError as error:
+            raise ConfigError(
+                f"{source!r} can't be read: {error.strerror}.",
+                key="input",
+                value=source,
+                hint="Check its owner and mode.",
+            ) from error
         if not paths:
             raise ConfigError(
                 f"No file of experience matches {source!r}.",

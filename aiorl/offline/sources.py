@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -314,7 +315,7 @@ def check_places(source: Any, output: Any) -> None:
     use; URIs and users' functions are left to the workers.
 
     Raises:
-        ConfigError: no file of experience is there, or the output is a file.
+        ConfigError: no file of experience is there, or the output is a file or can't be written.
         DataError: the format of a file is unknown.
     """
     names = [source] if isinstance(source, str) else source
@@ -323,14 +324,24 @@ def check_places(source: Any, output: Any) -> None:
     for name in names:
         if name != SAMPLER and not is_uri(name) and not is_import_path(name):
             find_sources(name)
-    if not isinstance(output, str) or is_uri(output) or is_import_path(output):
+    if output in (None, LOG_DIR) or is_uri(output) or is_import_path(output):
         return
-    if os.path.isfile(os.path.expanduser(output)):
+    place = Path(output).expanduser().absolute()
+    while not os.path.exists(place):
+        place = place.parent
+    if not place.is_dir():
         raise ConfigError(
-            f"output is {output!r}, which is a file.",
+            f"output is {output!r}, but {place} is a file.",
             key="output",
             value=output,
             hint="Name a directory: each worker writes files of its own.",
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"output is {output!r}, but {place} can't be written in: Permission denied.",
+            key="output",
+            value=output,
+            hint="Check its owner and mode, or name another directory.",
         )
 
 

@@ -118,6 +118,18 @@ def test_r43_computing_and_applying_gradients_equals_learning_on_the_batch():
         np.testing.assert_array_equal(weight, apart.get_weights()[name])
 
 
+def test_the_optimizers_step_is_traced_once(monkeypatch):
+    traced = []
+    apply = keras.optimizers.Adam.apply
+    monkeypatch.setattr(
+        keras.optimizers.Adam, "apply", lambda *arguments: traced.append(1) or apply(*arguments)
+    )
+    policy = Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": 0})
+    for _ in range(3):
+        policy.learn_on_batch(make_batch())
+    assert len(traced) == 1
+
+
 def test_r51_a_restored_state_has_the_optimizers_moments():
     first, second = (
         Cloning(BOX, spaces.Discrete(3), {"model": SMALL, "seed": seed, "lr": 0.05})
