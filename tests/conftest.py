@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import quick_variables
+from forked_children import forking
 from hypothesis import HealthCheck, settings
 from learner_server import can_fork, share_server
 
@@ -137,6 +138,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the processes that aiorl starts in this one; for slow tests, they load all by
+    themselves.
+    """
+    if request.config.option.markexpr == "not slow":
+        with forking():
+            yield
+    else:
+        yield
 
 
 def _own_log_level() -> Iterator[None]:
