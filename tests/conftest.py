@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import quick_seeds
 import quick_variables
 from forked_children import forking
 from hypothesis import HealthCheck, settings
@@ -122,6 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             import quick_adam
 
             quick_adam.install()
+            quick_seeds.install()
     if os.environ.get("XLA_FLAGS") == QUICK_XLA:
         del os.environ["XLA_FLAGS"]
     gc.collect()
@@ -150,6 +152,13 @@ def forked_children(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_seeds() -> Iterator[None]:
+    """Begin each file without operations of another one that draw numbers."""
+    yield
+    quick_seeds.forget()
 
 
 def _own_log_level() -> Iterator[None]:
