@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TextIO, cast
 
@@ -23,6 +23,7 @@ from pydantic import (
     field_serializer,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from aiorl.config import (
     copied,
@@ -779,7 +780,7 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
         Args:
             key: name of the key, dotted inside groups, such as model.use_lstm.
         """
-        field = dict(all_keys(type(self))).get(key)
+        field = _declared(type(self)).get(key)
         default = None if field is None else field.get_default(call_default_factory=True)
         return self._origins.origin_of(key, has_default=isinstance(default, dict) and bool(default))
 
@@ -992,6 +993,12 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
             name: without_objects(value, has_members=name in groups)
             for name, value in changes.items()
         }
+
+
+@cache
+def _declared(kind: type[CommonConfig]) -> dict[str, FieldInfo]:
+    """Return dotted name -> declaration of every key."""
+    return dict(all_keys(kind))
 
 
 def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
