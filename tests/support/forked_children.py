@@ -30,18 +30,25 @@ from typing import IO, Any
 import psutil
 import pytest
 
-_MODULES = (
+MODULES = (
     "aiorl.actors.process",
     "aiorl.env.remote_child",
     "aiorl.run.evaluation",
+    "aiorl.web.ports",
     "aiorl.worker",
 )
+"""Modules of which children are forked."""
 _IMPORTED = (
-    *_MODULES,
+    *MODULES,
     "aiorl.compat.rollout_worker",
+    "aiorl.run.trainer.trainer",
     "aiorl.run.worker.service",
+    "aiorl.serving.external",
     "aiorl.testing.envs",
     "aiorl.testing.multi_agent_envs",
+    "aiorl.watch.app",
+    "aiorl.web.server",
+    "pytest",
     "uvloop",
 )
 _PYTHON = sys.executable
@@ -75,7 +82,7 @@ _start_in_loop = asyncio.create_subprocess_exec
 
 
 def _can_fork(command: Sequence[str]) -> bool:
-    return [*command[:3]] == [_PYTHON, "-P", "-m"] and command[3] in _MODULES
+    return [*command[:3]] == [_PYTHON, "-P", "-m"] and command[3] in MODULES
 
 
 def _start(command: Sequence[str], **options: Any) -> Any:
@@ -254,8 +261,9 @@ def _server() -> _Server:
 def _serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _IMPORTED:
-        importlib.import_module(module)
-    for module in _MODULES:
+        with contextlib.suppress(ImportError):  # an optional package is missing
+            importlib.import_module(module)
+    for module in MODULES:
         del sys.modules[module]  # each child runs one of them as its main module
     if threading.active_count() > 1:
         raise RuntimeError(f"forked processes would lack these threads: {threading.enumerate()}")
