@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import quick_seeds
 import quick_variables
+from forked_children import forking
 from hypothesis import HealthCheck, settings
 from learner_server import can_fork, share_server
 
@@ -121,6 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             import quick_adam
 
             quick_adam.install()
+            quick_seeds.install()
     if os.environ.get("XLA_FLAGS") == QUICK_XLA:
         del os.environ["XLA_FLAGS"]
     gc.collect()
@@ -137,6 +140,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the processes that aiorl starts in this one; for slow tests, they load all by
+    themselves.
+    """
+    if request.config.option.markexpr == "not slow":
+        with forking():
+            yield
+    else:
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_seeds() -> Iterator[None]:
+    """Begin each file without operations of another one that draw numbers."""
+    yield
+    quick_seeds.forget()
 
 
 def _own_log_level() -> Iterator[None]:

@@ -340,6 +340,7 @@ def build_learning(
     if plan is None:
         plan = plan_learning(config)
     config = plan.config
+    lease_plan = experience_of(algorithm_class(config.algo), config).lease_plan()
     planned = _in_order_of(resumed or plan.begins_with, plan.policies)
     callbacks: DefaultCallbacks | None = None
     if plan.callbacks is not None:
@@ -390,7 +391,7 @@ def build_learning(
     worker_part = WorkerPart.of(config, policies=parts, log_dir=log_dir)
     return Learning(
         group=PolicyGroup(learners, fixed, joint),
-        lease_plan=experience_of(algorithm_class(config.algo), config).lease_plan(),
+        lease_plan=lease_plan,
         # with the objects of the user's program themselves, which a run in one process can have
         worker_part=worker_part.model_copy(update={"env_config": config.env_config}),
         graphs=graphs,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
+import forked_children
 import numpy as np
 import psutil
 import pytest
@@ -430,7 +431,11 @@ def test_the_name_of_a_process_is_known_to_its_hub_alone(with_counters: With) ->
     with_counters(use)
 
 
-def test_no_process_outlives_a_start_or_stop_that_is_cancelled() -> None:
+def test_no_process_outlives_a_start_or_stop_that_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forked_children, "MODULES", ())  # forked ones would have started by then
+
     async def use(actors: Actors) -> None:
         before = set(psutil.Process().children())
         counter = await actors.start(Counter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from forked_module import run_module
 from processes import Started, free_address
 
 from aiorl.config.key_text import keys_as_text
@@ -122,12 +124,7 @@ def test_the_commands_of_a_group_start_a_script_and_processes_that_join_it(
 
 
 def test_a_wrong_option_of_the_learner_is_named_before_anything_is_printed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "aiorl", "launch", "skypilot", "--", "--nev", "x"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = ["launch", "skypilot", "--", "--nev", "x"]
+    done = run_module("aiorl", words, {**os.environ})
     assert (done.returncode, done.stdout) == (2, "")
     assert "--nev" in done.stderr

@@ -46,11 +46,17 @@ def started(place: Path, at: str, number: int, *words: str) -> subprocess.Comple
     )
 
 
+# the ways to start a command differ in how it is recognised, and not in how far it has loaded
 @pytest.mark.parametrize(
-    "words", [["-m", "aiorl", "status"], ["-m", "aiorl.status"], ["-c", SCRIPT, "status"]]
-)
-@pytest.mark.parametrize(
-    "at", ["aiorl.config", "aiorl.config.command_line", "aiorl.acting.run_lock", "psutil"]
+    ("words", "at"),
+    [
+        (["-m", "aiorl", "status"], "aiorl.config"),
+        (["-m", "aiorl", "status"], "aiorl.config.command_line"),
+        (["-m", "aiorl", "status"], "aiorl.acting.run_lock"),
+        (["-m", "aiorl", "status"], "psutil"),
+        (["-m", "aiorl.status"], "psutil"),
+        (["-c", SCRIPT, "status"], "psutil"),
+    ],
 )
 def test_ctrl_c_while_a_command_loads_gives_one_line(
     tmp_path: Path, words: list[str], at: str

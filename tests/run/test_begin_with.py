@@ -18,7 +18,8 @@ from aiorl.run.build import build_learning
 from aiorl.run.restoring import begin_with
 
 DEFAULT = aiorl.DEFAULT_POLICY_ID
-SETTINGS: dict[str, Any] = {"env": "CartPole-v1", "seed": 1, "eager": True}
+SMALL = {"fcnet_hiddens": [8]}
+SETTINGS: dict[str, Any] = {"env": "CartPole-v1", "seed": 1, "eager": True, "model": SMALL}
 
 
 def test_only_weights_and_filters_come_from_the_other_run(tmp_path: Path) -> None:
@@ -46,14 +47,13 @@ def test_critics_are_taken_along_with_their_actor_if_they_fit(
     tmp_path: Path, fits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "aiorl")
-    model = {"fcnet_hiddens": [8]}
     settings = {
         "env": "Pendulum-v1",
         "algo": "sac",
         "replay_capacity": 2000,
         "checkpoint_replay": False,
         "eager": True,
-        "model": model,
+        "model": SMALL,
     }
     theirs = save_run(tmp_path, **settings, twin_q=fits)
     ours = build_learning(config_class("sac").from_mapping({**settings, "seed": 1}))
@@ -111,9 +111,15 @@ def test_policies_that_the_other_run_lacks_stay_new_and_warnings_name_them(
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"model": {"fcnet_activation": "relu"}}, "model.fcnet_activation"),
+        ({"model": {**SMALL, "fcnet_activation": "relu"}}, "model.fcnet_activation"),
         ({"algo": "dqn", "num_atoms": 5, "v_max": 20.0}, "v_max"),
-        ({"model": {"initial_log_std": -1.0, "free_log_std": True}, "env": "Pendulum-v1"}, ""),
+        (
+            {
+                "model": {**SMALL, "initial_log_std": -1.0, "free_log_std": True},
+                "env": "Pendulum-v1",
+            },
+            "",
+        ),
         ({"lr": 0.5}, ""),
     ],
 )
@@ -122,7 +128,7 @@ def test_settings_by_which_the_same_weights_mean_something_else_cause_a_warning(
 ) -> None:
     run_settings = {**SETTINGS, **settings}
     before = {
-        "model.fcnet_activation": {"model": {}},
+        "model.fcnet_activation": {"model": SMALL},
         "v_max": {"v_max": 10.0},
         "": {"lr": 0.25, "model": {**run_settings.get("model", {}), "initial_log_std": 0.0}},
     }
@@ -138,7 +144,7 @@ def test_settings_by_which_the_same_weights_mean_something_else_cause_a_warning(
     [
         ({}, {"model": {"fcnet_hiddens": [8, 8]}}),
         ({}, {"env": "Acrobot-v1"}),
-        ({}, {"model": {"use_lstm": True}}),
+        ({}, {"model": {**SMALL, "use_lstm": True, "lstm_cell_size": 4}}),
         ({}, {"observation_filter": "MeanStdFilter"}),
         ({"observation_filter": "MeanStdFilter"}, {}),
     ],

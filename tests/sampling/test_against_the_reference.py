@@ -299,7 +299,7 @@ def by_turn(events: list[Any]) -> list[Any]:
 
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-FAST = settings(max_examples=10, phases=PHASES, suppress_health_check=list(HealthCheck))
+FAST = settings(max_examples=7, phases=PHASES, suppress_health_check=list(HealthCheck))
 
 
 def play(strategy: Any, function: Any, profile: settings = FAST) -> None:

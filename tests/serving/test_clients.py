@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -29,6 +30,7 @@ from websockets.sync.client import connect
 
 pytest.importorskip("uvicorn")
 
+from forked_module import run_module
 from policy_server import post, serving
 from processes import wait_until
 from saved_runs import save_run
@@ -328,7 +330,7 @@ def test_the_config_has_spaces_and_a_port() -> None:
         [*TRAIN[:4], *other],
         [*TRAIN[:-1], port, "--web", port],
     ):
-        found = subprocess.run(words, capture_output=True, text=True)
+        found = run_module("aiorl", words[3:], {**os.environ})
         assert (found.returncode, "client_port" in found.stderr) == (2, True)
 
 

@@ -117,7 +117,7 @@ def test_swaps_under_load_lose_nothing_and_sessions_keep_their_state(tmp_path: P
             thread.start()
         policy, state = aiorl.load_policy(tmp_path), None
         state = policy.get_initial_state()
-        for number in range(8, 14):
+        for number in range(8, 11):
             obs = observations_of(policy.observation_space, 1)[0]
             wanted, state, columns = policy.compute_single_action(obs, state, full_fetch=True)
             found = client.ask("act", observation=obs, session=game.id, value=True)
@@ -130,12 +130,12 @@ def test_swaps_under_load_lose_nothing_and_sessions_keep_their_state(tmp_path: P
         for thread in threads:
             thread.join(20)
         with urllib.request.urlopen(f"{followed.server.url}/metrics", timeout=10) as answer:
-            assert 'aiorl_swaps_total{policy="default_policy"} 6.0' in (
+            assert 'aiorl_swaps_total{policy="default_policy"} 3.0' in (
                 metrics := answer.read().decode()
             )
-            assert set(re.findall(r'aiorl_batch_rows_sum{.*version="(\d+)"', metrics)) == {"13"}
+            assert set(re.findall(r'aiorl_batch_rows_sum{.*version="(\d+)"', metrics)) == {"10"}
     for index, versions in enumerate(seen):
-        assert (len(versions), versions[0], versions[-1]) == (asked[index], 7, 13)
+        assert (len(versions), versions[0], versions[-1]) == (asked[index], 7, 10)
         assert versions == sorted(versions), index
 
 
@@ -195,9 +195,9 @@ def test_requests_are_dealt_to_versions_by_their_share(tmp_path: Path) -> None:
     models = Models([f"a={first}", f"a={second}", f"a={tmp_path}"], share=0.25, follow="newest")
     assert [arm.name for arm in models["a"].arms] == ["7", "8.1", "8.2"]
     with Followed(models) as client:
-        found = Counter(version_of(client) for _ in range(800))
+        found = Counter(version_of(client) for _ in range(400))
         assert found.keys() == {"7", "8.1", "8.2"}
-        assert 300 < found["7"] < 500
+        assert 150 < found["7"] < 250
         for _ in range(8):
             with client.session() as game:
                 assert len({version_of(client, session=game.id) for _ in range(5)}) == 1

@@ -24,6 +24,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from browser import browsing, needs_chromium
+from forked_module import run_module
 from processes import wait_until
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -419,8 +420,7 @@ def test_a_directory_without_runs_is_shown_and_one_that_is_missing_is_refused(
         assert get(port, "/ready")[0] == 200
         make_run(tmp_path / "later")
         assert [run["name"] for run in get(port, "/api/runs")[1]["runs"]] == ["later"]
-    command = [sys.executable, "-m", "aiorl", "watch", str(tmp_path / "missing")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_module("aiorl", ["watch", str(tmp_path / "missing")], {**os.environ})
     assert done.returncode == 2
     assert "is not a directory" in done.stderr
 

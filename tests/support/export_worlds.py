@@ -5,7 +5,9 @@ exported files.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,17 +179,30 @@ WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] =
 """Observation space, action space and settings of worlds; "masked" ones are of ForbiddingEnv."""
 
 
-def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
-    """Save a run of a world in the form that policies get; by default its filter has seen
-    observations.
+_first: dict[str, Path] = {}
+_folder = tempfile.TemporaryDirectory(prefix="worlds-")
+
+
+def save_world(name: str, directory: Path) -> None:
+    """Save a run of a world in the form that policies get; its filter has seen observations.
+
+    The same world is built once, and copied from then on.
     """
-    observation_space, action_space, settings = WORLDS[name]
-    is_masked = name.startswith("masked")
+    key = repr((name, WORLDS[name]))
+    if key not in _first:
+        made = Path(tempfile.mkdtemp(dir=_folder.name))
+        save_new_world(name, made)
+        _first[key] = made
+    _register(name)
+    shutil.copytree(_first[key], directory, dirs_exist_ok=True)
 
-    def make(context: Any) -> gymnasium.Env[Any, Any]:
-        return ForbiddingEnv(**context) if is_masked else Shown(observation_space, action_space)
 
-    register_env("world", make)
+def save_new_world(name: str, directory: Path, seen: Any = None) -> Learning:
+    """Save a run of a world as `save_world` does, and return what was saved; `seen` are
+    observations that its filter has seen instead.
+    """
+    settings = WORLDS[name][2]
+    make = _register(name)
     if seen is None and "observation_filter" in settings:
         space = make(settings.get("env_config", {})).observation_space
         seen = model_inputs(space, observations_of(space, 20, seed=3))
@@ -197,6 +212,17 @@ def save_world(name: str, directory: Path, seen: Any = None) -> Learning:
         env="world",
         **settings,
     )
+
+
+def _register(name: str) -> Callable[[Any], gymnasium.Env[Any, Any]]:
+    observation_space, action_space, _ = WORLDS[name]
+    is_masked = name.startswith("masked")
+
+    def make(context: Any) -> gymnasium.Env[Any, Any]:
+        return ForbiddingEnv(**context) if is_masked else Shown(observation_space, action_space)
+
+    register_env("world", make)
+    return make
 
 
 def observations_of(space: spaces.Space[Any], number: int, *, seed: int = 1) -> list[Any]:

@@ -881,7 +881,7 @@ MACHINES = pytest.mark.parametrize(
 
 @pytest.mark.parametrize(
     "examples",
-    [12, pytest.param(400, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
+    [8, pytest.param(400, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
     ids=["", "long"],
 )
 @MACHINES

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from export_worlds import BOX, WORLDS, model_inputs, observations_of, run_onnx, save_world
+from export_worlds import (
+    BOX,
+    WORLDS,
+    model_inputs,
+    observations_of,
+    run_onnx,
+    save_new_world,
+    save_world,
+)
 from full_disk import disk_full_after
 from gymnasium import spaces
 from saved_runs import save_run
@@ -147,7 +155,7 @@ def test_the_filter_in_the_file_is_precise_far_from_zero(tmp_path: Path) -> None
     seen = (np.random.default_rng(0).normal([1000.1, -3e4, 0.0], [1.0, 0.5, 0.0], (50, 3))).astype(
         np.float32
     )
-    learning = save_world("filtered", tmp_path, seen)
+    learning = save_new_world("filtered", tmp_path, seen)
     written = aiorl.export_policy(tmp_path, tmp_path)
     obs = (
         np.random.default_rng(1)
@@ -250,12 +258,11 @@ def _fail(found: Any) -> Any:
 
 
 def test_two_equally_likely_actions_do_not_count_as_a_difference(tmp_path: Path) -> None:
-    learning = save_world("box", tmp_path)
+    save_world("box", tmp_path)
     found = load_checkpoint(tmp_path / "checkpoints" / "checkpoint-000007")
     head = {f"algorithm/{DEFAULT}/weights/policy/head/{name}" for name in ("kernel", "bias")}
     tensors = {name: array * 0 if name in head else array for name, array in found.tensors.items()}
     assert head <= tensors.keys()
-    assert learning is not None
     path = save_checkpoint(tmp_path / "other", 7, tensors, found.meta)
     written = aiorl.export_policy(path, tmp_path / "out")
     assert run_onnx(written["onnx"], {"obs": np.ones((2, 3), np.float32)})["action"].tolist() == [

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_children import own_children
 from processes import Processes, StartedLearner, check_ledger
 from small_runs import SMALL, Played, raising
 
@@ -246,11 +247,9 @@ def test_train_samples_learns_and_evaluates_in_the_callers_thread(
     train: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Played.at_step = {10: lambda: print("said by the environment")}
-    others = psutil.Process().children(recursive=True)  # of other tests
-    Played.at_step[20] = lambda: others.extend(
-        set(psutil.Process().children(recursive=True)) - {*others}
-    )
+    others = own_children()  # of other tests
     num_others = len(others)
+    Played.at_step[20] = lambda: others.update(own_children())
     result = train(stop_timesteps=200, evaluation_interval=1, evaluation_num_episodes=2)
     assert Played.threads == {threading.get_ident()}
     assert len(others) == num_others

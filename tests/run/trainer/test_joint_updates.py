@@ -31,6 +31,9 @@ SMALL: dict[str, Any] = {
     "log_sys_usage": False,
 }
 
+EAGER = {"eager": True, "num_sgd_iter": 1}
+"""Settings of updates that take a moment if there are few."""
+
 
 def build(tmp_path: Path, **changes: Any) -> Any:
     return config_class(ALGO)(**{**SMALL, "run_dir": str(tmp_path / "run"), **changes}).build()
@@ -62,7 +65,7 @@ def test_two_policies_learn_with_one_critic_and_go_on_from_a_checkpoint(tmp_path
         assert mean > 16
     policy = aiorl.load_policy(path, policy_id="left")
     assert policy.compute_single_action(np.array([0.0, 1.0], np.float32)) in (0, 1)
-    with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "again")) as restored:
+    with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "again"), **EAGER) as restored:
         again = tensors_of(restored)
         assert saved.keys() == again.keys()
         assert all(np.array_equal(saved[name], again[name]) for name in saved)
@@ -82,7 +85,8 @@ def test_workers_send_the_rows_of_both_policies(tmp_path: Path) -> None:
 
 
 def test_a_policy_whose_agent_has_left_has_empty_rows(tmp_path: Path) -> None:
-    with build(tmp_path, env_config={"left_stays": 2}, sgd_minibatch_size=128) as trainer:
+    changes = {"env_config": {"left_stays": 2}, "sgd_minibatch_size": 128, **EAGER}
+    with build(tmp_path, **changes) as trainer:
         metrics = trainer.train()["learner"]
         assert metrics["left+right/valid_left"] == pytest.approx(0.25)
         assert metrics["left+right/valid_right"] == 1.0

@@ -179,7 +179,7 @@ def test_a_checkpoint_has_the_opponents_that_joined_and_a_resumed_run_continues_
     assert Models((path,)).keys() == {"learner", "opponent_1", "opponent_2"}
     played = evaluate(path, episodes=2, seed=1)
     assert played.policy_returns.keys() == {"learner", "opponent_2"}
-    with aiorl.Trainer.restore(path, env=Duel) as restored:
+    with aiorl.Trainer.restore(path, env=Duel, run_dir=str(tmp_path / "again")) as restored:
         for policy_id, arrays in restored.get_weights().items():
             assert_same(arrays, weights[policy_id])
         assert restored.get_weights().keys() == weights.keys()
@@ -243,7 +243,7 @@ def test_a_resumed_run_refuses_the_ids_of_removed_policies(tmp_path: Path) -> No
         trainer.add_policy("opponent_1", like="learner")
         trainer.remove_policy("opponent_1")
         path = trainer.save()
-    with aiorl.Trainer.restore(path, env=Duel) as restored:
+    with aiorl.Trainer.restore(path, env=Duel, run_dir=str(tmp_path / "again")) as restored:
         with pytest.raises(ConfigError) as caught:
             restored.add_policy("opponent_1", like="learner")
         assert caught.value.value == "opponent_1"
@@ -266,7 +266,7 @@ class AddsTwo(aiorl.DefaultCallbacks):
 
 
 def test_a_policy_can_be_like_one_that_joins_at_the_same_time(tmp_path: Path) -> None:
-    result = aiorl.train(**settings(tmp_path, stop_timesteps=320), algo="ppo", callbacks=AddsTwo)
+    result = aiorl.train(**settings(tmp_path, stop_timesteps=192), algo="ppo", callbacks=AddsTwo)
     stored = find_checkpoint(result["checkpoint"])
     weights = [stored.under(f"algorithm/opponent_{number}/weights/") for number in range(1, 5)]
     assert all((array == 1.0).all() for array in weights[0].values())
@@ -280,7 +280,7 @@ def test_callbacks_of_a_whole_run_let_policies_join_and_leave(
     tmp_path: Path, num_workers: int
 ) -> None:
     result = aiorl.train(
-        **settings(tmp_path, num_workers=num_workers, stop_timesteps=640),
+        **settings(tmp_path, num_workers=num_workers, stop_timesteps=256),
         algo="ppo",
         callbacks=League,
     )
@@ -304,8 +304,8 @@ def test_a_resumed_league_removes_the_opponents_of_the_run_before(
     }
     del played["run_dir"]
     run = str(tmp_path / "run")
-    first = aiorl.train(**played, run_dir=run, stop_timesteps=640)
-    result = aiorl.train(**played, resume=run, stop_timesteps=1280)
+    first = aiorl.train(**played, run_dir=run, stop_timesteps=256)
+    result = aiorl.train(**played, resume=run, stop_timesteps=512)
     last = result["training_iteration"]
     assert last - 2 >= first["training_iteration"] > 2
     stored = find_checkpoint(result["checkpoint"])

@@ -69,10 +69,13 @@ def test_a_run_acts_in_units_of_the_range_wherever_its_policy_acts(
         "lstm_cell_size": 4,
         "lstm_use_prev_action_reward": True,
     }
-    settings = config(tmp_path / "run", model=model, output=str(tmp_path / "rows"), lr=1e-4)
+    # one update of many rows: each step of a recurrent one takes long
+    sizes = {"train_batch_size": 256, "sgd_minibatch_size": 256}
+    settings = config(
+        tmp_path / "run", model=model, output=str(tmp_path / "rows"), lr=1e-4, **sizes
+    )
     with settings.build() as trainer:
-        for _ in range(4):
-            trainer.train()
+        trainer.train()
         state = [
             np.full(shape.shape, 0.1, np.float32)
             for shape in trainer.get_policy().get_initial_state()

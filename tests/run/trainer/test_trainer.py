@@ -149,8 +149,8 @@ def test_r185_min_iter_time_s_and_timesteps_per_iteration_lengthen_calls_only(ma
     result = make(timesteps_per_iteration=200).train()
     assert result["updates_this_iter"] == 4
     began = time.monotonic()
-    assert make(min_iter_time_s=0.3).train()["time_this_iter_s"] >= 0.3
-    assert time.monotonic() - began >= 0.3
+    assert make(min_iter_time_s=0.2).train()["time_this_iter_s"] >= 0.2
+    assert time.monotonic() - began >= 0.2
 
 
 def test_r185_the_callers_pauses_do_not_count_for_the_time_of_an_iteration(make: Make) -> None:
@@ -611,7 +611,7 @@ def test_r182_a_trainer_restored_from_a_checkpoint_alone_acts_filters_and_learns
     obs = np.array([0.5, -0.2, 0.1, 0.3])
     want = shared.compute_action(obs, full_fetch=True)[2]
     path = shared.save(tmp_path / "saved")
-    with aiorl.Trainer.restore(tmp_path / "saved") as other:
+    with aiorl.Trainer.restore(tmp_path / "saved", eager=True) as other:
         assert Path(path).parent == tmp_path / "saved"
         assert isinstance(other, aiorl.PPOTrainer)
         assert other.iteration == shared.iteration == 2

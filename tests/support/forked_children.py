@@ -1,0 +1,357 @@
+"""Processes that aiorl starts in tests, without the time to load what they import.
+
+They are forked from one process that has loaded these modules, and not TensorFlow. A forked child
+runs ``__main__`` from the first line, and is a child of this process with its own session,
+arguments, environment, streams and descriptors. Processes that are started by programs of tests,
+which are processes themselves, load all by themselves as users' processes do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+import psutil
+import pytest
+
+MODULES = (
+    "aiorl.actors.process",
+    "aiorl.env.remote_child",
+    "aiorl.run.evaluation",
+    "aiorl.web.ports",
+    "aiorl.worker",
+)
+"""Modules of which children are forked."""
+_IMPORTED = (
+    *MODULES,
+    "aiorl.compat.rollout_worker",
+    "aiorl.run.trainer.trainer",
+    "aiorl.run.worker.service",
+    "aiorl.serving.external",
+    "aiorl.testing.envs",
+    "aiorl.testing.multi_agent_envs",
+    "aiorl.watch.app",
+    "aiorl.web.server",
+    "pytest",
+    "uvloop",
+)
+_PYTHON = sys.executable
+_MAX_REQUEST = 1 << 20
+_MAX_DESCRIPTORS = 16
+_MAX_COMMAND = 1000
+_PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Fork the children that aiorl starts in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            from aiorl.process import children
+
+            own = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
+            patch.setattr(children, "subprocess", own)
+            patch.setattr(asyncio, "create_subprocess_exec", _start_for_loop)
+        yield
+
+
+def own_children() -> set[psutil.Process]:
+    """Return all processes below this one, without the one from which they are forked."""
+    servers = {server.pid for server in _servers.values()}
+    found = psutil.Process().children(recursive=True)
+    return {process for process in found if process.pid not in servers}
+
+
+_start_in_loop = asyncio.create_subprocess_exec
+
+
+def _can_fork(command: Sequence[str]) -> bool:
+    return [*command[:3]] == [_PYTHON, "-P", "-m"] and command[3] in MODULES
+
+
+def _start(command: Sequence[str], **options: Any) -> Any:
+    return (_Forked if _can_fork(command) else subprocess.Popen)(command, **options)
+
+
+async def _start_for_loop(*command: str, **options: Any) -> Any:
+    if not _can_fork(command):
+        return await _start_in_loop(*command, **options)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        options |= {"stdin": theirs.fileno(), "stdout": theirs}
+        limit = options.pop("limit")
+        forked = _Forked(command, **options)
+    return _InLoop(forked, *await asyncio.open_connection(sock=ours, limit=limit))
+
+
+class _InLoop:
+    """A forked child, with the part of `asyncio.subprocess.Process` that aiorl uses."""
+
+    def __init__(
+        self, forked: _Forked, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
+    ) -> None:
+        self._forked = forked
+        self.pid = forked.pid
+        self.stdout = stdout
+        self.stdin = stdin
+        self.kill = forked.kill
+
+    async def wait(self) -> int:
+        self.stdin.close()
+        return self._forked.wait()
+
+
+class _Forked:
+    """A forked child, with the part of `subprocess.Popen` that aiorl uses."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdin: int | None = None,
+        stdout: IO[bytes] | socket.socket | None = None,
+        stderr: IO[bytes] | None = None,
+        start_new_session: bool = False,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.args = command
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[str] | None = None
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        if stdin == subprocess.PIPE:
+            read, write = os.pipe()
+            self.stdin = os.fdopen(write, "wb", buffering=0)
+        elif stdin == subprocess.DEVNULL:
+            read = os.open(os.devnull, os.O_RDONLY)
+        else:
+            assert stdin is not None
+            read = os.dup(stdin)
+        descriptors = {
+            0: read,
+            1: 1 if stdout is None else stdout.fileno(),
+            2: 2 if stderr is None else stderr.fileno(),
+            **{descriptor: descriptor for descriptor in pass_fds},
+        }
+        request = {
+            "command": command,
+            "environment": dict(env),
+            "directory": os.getcwd(),
+            "session": start_new_session,
+            "descriptors": list(descriptors),
+        }
+        try:
+            self.pid = _server().fork(request, list(descriptors.values()))
+        finally:
+            os.close(read)
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(0.002)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start_code(command: list[str], environment: Mapping[str, str]) -> Any:
+    """Fork a process that runs ``python -c CODE WORDS``, and return it; its output is read as text
+    from its `stdout`.
+    """
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as output:
+        forked = _Forked(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    forked.stdout = os.fdopen(read, encoding="utf-8")
+    return forked
+
+
+class _Server:
+    """Process from which the children of this process are forked."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), " " * _MAX_COMMAND],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": ""},
+                pass_fds=(theirs.fileno(),),
+            )
+        self.pid = self._process.pid
+        self._libc = ctypes.CDLL(None)
+        atexit.register(self._end)
+
+    def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
+        """Return the process id of a new child of this process."""
+        with self._lock:
+            # its parent in the server ends at once, so it gets this one
+            self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+                pid = int(self._connection.recv(64) or 0)
+                self._connection.recv(64)  # the one between has ended
+            finally:
+                self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        if not pid:
+            raise RuntimeError("the process that forks children has ended")
+        return pid
+
+    def _end(self) -> None:
+        self._connection.close()
+        self._process.wait()
+
+
+_servers: dict[int, _Server] = {}
+
+
+def _server() -> _Server:
+    """Return the server of this process; a fork of this process gets its own."""
+    if os.getpid() not in _servers:
+        _servers[os.getpid()] = _Server()
+    return _servers[os.getpid()]
+
+
+# The process from which children are forked
+# --------------------------------------------------------------------------------------------------
+
+
+def _serve(connection: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in _IMPORTED:
+        with contextlib.suppress(ImportError):  # an optional package is missing
+            importlib.import_module(module)
+    for module in MODULES:
+        del sys.modules[module]  # each child runs one of them as its main module
+    if threading.active_count() > 1:
+        raise RuntimeError(f"forked processes would lack these threads: {threading.enumerate()}")
+    import gc
+
+    gc.freeze()  # loaded modules stay shared
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, _MAX_REQUEST, _MAX_DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        between = os.fork()
+        if between == 0:
+            between = os.getpid()
+            child = os.fork()
+            if child:
+                connection.send(str(child).encode())
+                os._exit(0)
+            while os.getppid() == between:
+                time.sleep(0.0005)
+            _become(json.loads(message), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        os.waitpid(between, 0)
+        connection.send(b"started")
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> None:
+    import random
+
+    import numpy as np
+
+    from aiorl.process.early import begin
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    begin()
+    if request["session"]:
+        os.setsid()
+    numbers = request["descriptors"]
+    above = max(*numbers, *descriptors, 255) + 1
+    for place, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, above + place)
+    os.closerange(3, above)
+    for place, number in enumerate(numbers):
+        os.dup2(above + place, number)
+    os.closerange(above, above + len(numbers))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["directory"])
+    path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = dict.fromkeys(path)
+    _show(request["command"])
+    sys.orig_argv = request["command"]
+    random.seed()
+    np.random.seed()
+    status: Any = 0
+    try:
+        _run(request["command"][1:])
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        status = 1
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _run(words: list[str]) -> None:
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        _, _, module, *others = words
+        sys.argv = [module, *others]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _show(command: Sequence[str]) -> None:
+    """Write a command where other processes see the arguments of this one."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    begin, end = map(int, fields[45:47])
+    shown = "\0".join(command).encode()[: end - begin - 1]
+    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])
+    low = os.dup(int(sys.argv[1]))
+    os.close(int(sys.argv[1]))
+    _serve(socket.socket(fileno=low))
