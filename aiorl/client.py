@@ -29,7 +29,7 @@ _BUSY = 503
 _RETRY_S = 0.2
 _LONGEST_RETRY_S = 2.0
 _FINAL = (gaierror, ssl.SSLError, WebSocketException)
-"""Causes of failing to connect that waiting doesn't mend."""
+"""Causes of failing to connect that stay, however long one waits."""
 _NUM_THREADS = 100
 _FORMATS: dict[str, Any] = dict(
     bool="?",

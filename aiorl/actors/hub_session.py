@@ -36,6 +36,8 @@ _CALL_BYTES = 1024
 """Memory of a call without its arguments."""
 _MAX_NEEDLESS = 256
 """Needless messages, such as replies to calls that have ended, before an actor is cut off."""
+_MAX_REASONS = 1000
+"""Actors of which the session knows why they ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,7 @@ class HubSession:
         # actors that wait for a process: for one in particular, by its worker id, or for any
         self._awaited: dict[str, _Actor] = {}
         self._waiting: dict[str, _Actor] = {}
+        self._reasons: dict[str, str] = {}  # why the last actors ended, for calls that come later
         self._free: dict[bytes, _Place] = {}
         self._named_places: set[str] = set()
         self._actor_of_call: dict[int, _Actor] = {}
@@ -663,9 +666,12 @@ class HubSession:
             actor.num_restarts += 1
             self._wait_for_place(actor)
         else:
-            del self._actors[actor.spec.name]
-            self._waiting.pop(actor.spec.name, None)
+            del self._actors[name]
+            self._waiting.pop(name, None)
             self._awaited.pop(actor.spec.place, None)
+            self._reasons[name] = reason
+            if len(self._reasons) > _MAX_REASONS:
+                del self._reasons[next(iter(self._reasons))]
 
     def _new_number(self) -> int:
         """Return the number of a new call or payload."""
@@ -680,7 +686,8 @@ class HubSession:
         call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
         actor = self._actors.get(name)
         if actor is None:
-            self._report_lost(call, name, "it has ended", is_restarting=False)
+            reason = self._reasons.get(name, "it has ended")
+            self._report_lost(call, name, reason, is_restarting=False)
             return
         actor.calls[call_id] = call
         self._actor_of_call[call_id] = actor
