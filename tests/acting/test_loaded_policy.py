@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 import onnxruntime as ort
 import pytest
-from export_worlds import BOX, FOUR, TORQUE, Shown, sequential
+from export_worlds import BOX, FOUR, SMALL_FRAMES, TORQUE, Shown, sequential
 from gymnasium import spaces
 from saved_runs import save_run
 
@@ -33,14 +33,13 @@ from aiorl.serving.models import Models
 DEFAULT = aiorl.DEFAULT_POLICY_ID
 
 
-FRAMES = spaces.Box(0, 255, (42, 42, 4), np.uint8)
 PARTS = spaces.Dict({"position": BOX, "room": spaces.Discrete(3)})
 
 WORLDS: dict[str, tuple[spaces.Space[Any], spaces.Space[Any], dict[str, Any]]] = {
     "box": (BOX, FOUR, {}),
     "filtered": (BOX, TORQUE, {"observation_filter": "MeanStdFilter"}),
     "filtered when drawn": (BOX, FOUR, {"algo": "dqn", "observation_filter": "MeanStdFilter"}),
-    "frames": (FRAMES, FOUR, {}),
+    "frames": (SMALL_FRAMES, FOUR, {"model": {"conv_filters": [[4, 3, 2]]}}),
     "parts": (PARTS, FOUR, {"observation_filter": "MeanStdFilter"}),
     "looks back": (
         BOX,

@@ -65,13 +65,15 @@ def test_errors_of_unsupported_methods_name_the_policy(policy, method, arguments
         getattr(policy, method)(*arguments)
 
 
-def test_importing_the_policy_package_loads_no_deep_learning_framework():
+def test_importing_what_workers_act_and_read_with_loads_no_heavy_package():
+    """Arrow and Minari are only imported for their files."""
     code = (
-        "import sys, pkgutil, importlib, aiorl.acting, aiorl.data\n"
+        "import sys, pkgutil, importlib, aiorl.acting, aiorl.data, aiorl.offline.sources\n"
         "for package in (aiorl.acting, aiorl.data):\n"
         "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
         "        importlib.import_module(module.name)\n"
-        "heavy = {'tensorflow', 'keras', 'onnx', 'tf2onnx', 'torch', 'jax'} & sys.modules.keys()\n"
+        "heavy = {'tensorflow', 'keras', 'onnx', 'tf2onnx', 'torch', 'jax'}\n"
+        "heavy = (heavy | {'pyarrow', 'minari', 'fsspec'}) & sys.modules.keys()\n"
         "sys.exit(f'loaded {heavy}' if heavy else 0)\n"
     )
     process = subprocess.run(

@@ -19,7 +19,7 @@ from quick_adam import keras_step
 
 PATH = Path(__file__).with_name("updates.py")
 RECORDED: dict[str, Any] = json.loads(PATH.with_suffix(".json").read_text(encoding="utf-8"))
-QUICK = {"appo", "dqn-rainbow"}
+QUICK = {"impala", "dqn"}
 
 
 @pytest.fixture(scope="module")

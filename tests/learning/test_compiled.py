@@ -93,8 +93,7 @@ def plain_loop(
     return w, b, float(np.mean(errors))
 
 
-@pytest.mark.parametrize("xla", ["on", "off"])
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(("xla", "clip"), [("on", 0.5), ("off", None)])
 def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -> None:
     update, w, b = make(xla, grad_clip=clip)
     metrics, held = call(update, BATCH, {"lr": 0.05, "scale": 2.0})
@@ -107,8 +106,7 @@ def test_runs_all_minibatches_in_the_given_order(xla: str, clip: float | None) -
     assert metrics["num_sgd_steps"] == 6
 
 
-@pytest.mark.parametrize("xla", ["on", "off"])
-@pytest.mark.parametrize("row", [0, 11])
+@pytest.mark.parametrize(("xla", "row"), [("on", 11), ("off", 0)])
 def test_a_non_finite_number_leaves_weights_and_optimiser_unchanged(xla: str, row: int) -> None:
     """Even if some minibatches before it were finite."""
     w, b = tf.Variable([0.5, 0.0, 0.0]), tf.Variable(0.0)
@@ -129,7 +127,7 @@ def test_a_non_finite_number_leaves_weights_and_optimiser_unchanged(xla: str, ro
 
 
 def test_a_finite_loss_with_an_overflowing_gradient_is_skipped() -> None:
-    update, w, _ = make()
+    update, w, _ = make("off")
     _, held = call(update, {"x": X * 1e15, "y": Y}, {"lr": 0.1, "scale": 1e6})
     assert not held
     np.testing.assert_array_equal(w.numpy(), [0.5, 0.0, 0.0])
@@ -137,7 +135,7 @@ def test_a_finite_loss_with_an_overflowing_gradient_is_skipped() -> None:
 
 def test_ends_after_the_first_minibatch_above_the_limit() -> None:
     for limit, steps in ((0.0, 1), (1e9, 6)):
-        update, w, _ = make(stop_when=("mse", limit))
+        update, w, _ = make("off", stop_when=("mse", limit))
         metrics, held = call(update, BATCH, {"lr": 0.05, "scale": 1.0})
         assert held
         assert metrics["num_sgd_steps"] == steps

@@ -18,6 +18,7 @@ from aiorl.learning.algorithms.ppo import PPO
 
 LSTM = {"use_lstm": True, "lstm_cell_size": 4}
 NO_PENALTY = {"kl_coeff": 0.0}
+SHORT = {"rollout_fragment_length": 2, "train_batch_size": 16, "sgd_minibatch_size": 8}
 
 
 def separate_steps(kind: Any, config: Any, networks: Networks) -> Update:
@@ -131,9 +132,8 @@ def without_steps(columns: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "name", "settings"),
     [
-        (JointPG, "pg", {}),
         (JointPPO, "ppo", NO_PENALTY),
-        (JointPPO, "ppo", {**NO_PENALTY, "model": LSTM}),
+        (JointPPO, "ppo", {**NO_PENALTY, **SHORT, "model": LSTM}),
     ],
 )
 def test_an_update_of_both_makes_the_same_steps_as_one_of_each(

@@ -77,21 +77,6 @@ def test_tensorflow_keeps_compiled_code_in_our_cache_unless_the_user_names_one(
     assert ("in two words" in caplog.text) == ("two words" in setting)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="done on Linux only")
-def test_tensorflows_libraries_are_loaded_before_it_is_imported() -> None:
-    code = (
-        "import sys, threading\n"
-        "from aiorl.learning.tf_runtime import begin_loading\n"
-        "begin_loading()\n"
-        "[thread.join() for thread in threading.enumerate() if thread.name == 'tensorflow']\n"
-        "print('libtensorflow_cc' in open('/proc/self/maps').read(), 'tensorflow' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout, done.stderr) == ("True False\n", "")
-
-
 def test_r186_options_of_index_0_override_the_common_ones() -> None:
     config = CommonConfig(
         tf_session_args={"intra_op_parallelism_threads": 3, "inter_op_parallelism_threads": 5},
@@ -143,19 +128,35 @@ def test_r184_num_gpus_is_a_number_of_gpus_or_a_share_of_one_gpus_memory(
 
 
 def test_tensorflow_prints_no_greeting_and_r33_missing_gpus_are_an_error() -> None:
-    code = (
-        "from aiorl.config.parts import RunParts, RuntimePart\nfrom aiorl.config.schema import"
-        " CommonConfig\nfrom aiorl.learning.tf_runtime import"
-        " configure_tensorflow\noptions = {'intra_op_parallelism_threads': 7,"
-        " 'allow_soft_placement': False, 'device_count': {'CPU': 2}}\nown ="
-        " {'intra_op_parallelism_threads':"
-        " 1}\nconfigure_tensorflow(RunParts.of(CommonConfig(tf_session_args=options,"
-        " local_tf_session_args=own)).runtime)\nimport tensorflow as tf\nassert"
-        " tf.config.threading.get_intra_op_parallelism_threads() == 1\nassert not"
-        " tf.config.get_soft_device_placement()\nassert len(tf.config.list_logical_devices('CPU'))"
-        " == 2\ntry:\n    configure_tensorflow(RuntimePart(num_gpus=1))\nexcept ValueError as"
-        " error:\n    print(error)\n"
-    )
+    """Its libraries are loaded before it is imported (on Linux)."""
+    code = """
+import sys, threading
+from aiorl.config.parts import RunParts, RuntimePart
+from aiorl.config.schema import CommonConfig
+from aiorl.learning.tf_runtime import begin_loading, configure_tensorflow
+
+begin_loading()
+[thread.join() for thread in threading.enumerate() if thread.name == "tensorflow"]
+if sys.platform.startswith("linux"):
+    assert "libtensorflow_cc" in open("/proc/self/maps").read()
+assert "tensorflow" not in sys.modules
+options = {
+    "intra_op_parallelism_threads": 7,
+    "allow_soft_placement": False,
+    "device_count": {"CPU": 2},
+}
+own = {"intra_op_parallelism_threads": 1}
+config = CommonConfig(tf_session_args=options, local_tf_session_args=own)
+configure_tensorflow(RunParts.of(config).runtime)
+import tensorflow as tf
+assert tf.config.threading.get_intra_op_parallelism_threads() == 1
+assert not tf.config.get_soft_device_placement()
+assert len(tf.config.list_logical_devices("CPU")) == 2
+try:
+    configure_tensorflow(RuntimePart(num_gpus=1))
+except ValueError as error:
+    print(error)
+"""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )

@@ -92,9 +92,18 @@ def steps_of(path: str, **options: Any) -> list[list[tuple[float, ...]]]:
     return loaded
 
 
-@pytest.mark.parametrize("form", ["parquet", "aiorl", "rllib", "rows"])
-@pytest.mark.parametrize("batch_rows", [3, 7, 40])
-@pytest.mark.parametrize("name", ["sorted", "by time", "reversed", "reversed by time", "shuffled"])
+@pytest.mark.parametrize(
+    ("name", "batch_rows", "form"),
+    [
+        *(
+            (name, batch_rows, "rows")
+            for name in ("sorted", "by time", "reversed", "reversed by time", "shuffled")
+            for batch_rows in (3, 40)
+        ),
+        # every format yields such batches
+        *(("by time", 7, form) for form in ("parquet", "aiorl", "rllib", "rows")),
+    ],
+)
 def test_r241_training_inspection_validation_and_estimators_find_the_same_episodes(
     tmp_path: Any, capsys: Any, name: str, batch_rows: int, form: str
 ) -> None:

@@ -45,7 +45,7 @@ _REPLAY = {
     "rollout_fragment_length": 4,
     "num_envs_per_worker": 2,
     "train_batch_size": 4,
-    "training_intensity": 1.5,
+    "training_intensity": 1,
     "learning_starts": 8,
     "replay_capacity": 64,
 }
@@ -95,14 +95,7 @@ class Case:
         otherwise CHOICES.
         """
         kind = algorithm_class(name)
-        model = {
-            "fcnet_hiddens": [8],
-            "fcnet_activation": "tanh",
-            "lstm_cell_size": 4,
-            **settings.pop("model", {}),
-        }
-        small = {"env": "x", "seed": 3, "eager": True, "lr": 0.01, **SETTINGS[name], "model": model}
-        self.config: Any = kind.config_class.from_mapping(small | settings)
+        self.config: Any = config_of(name, **settings)
         layout = ObsLayout(obs_shape, num_mask=num_mask)
         seen = Observations(
             layout.array_shape, "uint8" if len(obs_shape) == 3 else "float32", layout
@@ -164,6 +157,18 @@ class Case:
         self.learner.set_state(state)
         if values:
             self.learner.restore_experience(values, pieces)
+
+
+def config_of(name: str, **settings: Any) -> Any:
+    """Return the settings of a `Case`, without its network."""
+    model = {
+        "fcnet_hiddens": [8],
+        "fcnet_activation": "tanh",
+        "lstm_cell_size": 4,
+        **settings.pop("model", {}),
+    }
+    small = {"env": "x", "seed": 3, "eager": True, "lr": 0.01, **SETTINGS[name], "model": model}
+    return algorithm_class(name).config_class.from_mapping(small | settings)
 
 
 def lease_plan_of(config: Any) -> LeasePlan:

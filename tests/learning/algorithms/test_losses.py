@@ -28,7 +28,6 @@ COEFFICIENTS = {
     "advantage_scale": 2.0,
 }
 CUTS = {"vtrace_clip_rho_threshold": 1.1, "vtrace_clip_pg_rho_threshold": 0.9}
-SPACES = pytest.mark.parametrize("space", [CHOICES, BOX], ids=["choices", "box"])
 
 
 def tensors(arrays: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -68,19 +67,21 @@ def check(
     assert float(total) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@SPACES
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "space"),
     [
-        ("ppo", {}),
-        ("ppo", {"vf_clip_param": 0.2}),
-        ("ppo", {"kl_coeff": 0.4, "vf_clip_param": 0.2, "normalize_advantages": False}),
-        ("a2c", {}),
-        ("a2c", {"normalize_advantages": True}),
-        ("pg", {}),
-        ("pg", {"normalize_advantages": True}),
-        ("bc", {}),
-        ("marwil", {"max_weight": 1.3, "beta": 1.5}),
+        ("ppo", {}, CHOICES),
+        ("ppo", {"vf_clip_param": 0.2}, BOX),
+        ("ppo", {"kl_coeff": 0.4, "vf_clip_param": 0.2, "normalize_advantages": False}, CHOICES),
+        ("ppo", {"kl_coeff": 0.4, "normalize_advantages": False}, BOX),
+        ("a2c", {}, CHOICES),
+        ("a2c", {"normalize_advantages": True}, BOX),
+        ("pg", {}, CHOICES),
+        ("pg", {"normalize_advantages": True}, BOX),
+        ("bc", {}, CHOICES),
+        ("bc", {}, BOX),
+        ("marwil", {"max_weight": 1.3, "beta": 1.5}, CHOICES),
+        ("marwil", {"max_weight": 1.3, "beta": 1.5}, BOX),
     ],
 )
 def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], space: Any) -> None:
@@ -128,17 +129,17 @@ def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], 
     check(found, wanted, penalty)
 
 
-@SPACES
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "space"),
     [
-        ("impala", CUTS),
-        ("impala", {"vtrace": False}),
-        ("impala", {**CUTS, "lambda_": 0.8, "normalize_advantages": True}),
-        ("appo", CUTS),
-        ("appo", {"vtrace": False, "kl_coeff": 0.4}),
-        ("appo", {**CUTS, "lambda_": 0.8, "normalize_advantages": True}),
-        ("appo", {**CUTS, "target_worker_clipping": 1.05}),
+        ("impala", CUTS, CHOICES),
+        ("impala", {"vtrace": False}, BOX),
+        ("impala", {**CUTS, "lambda_": 0.8, "normalize_advantages": True}, BOX),
+        ("appo", CUTS, CHOICES),
+        ("appo", {"vtrace": False, "kl_coeff": 0.4}, CHOICES),
+        ("appo", {**CUTS, "kl_coeff": 0.4}, BOX),
+        ("appo", {**CUTS, "lambda_": 0.8, "normalize_advantages": True}, BOX),
+        ("appo", {**CUTS, "target_worker_clipping": 1.05}, CHOICES),
     ],
 )
 def test_losses_with_vtrace_equal_the_formulas(

@@ -23,6 +23,7 @@ from aiorl.learning.keys.actor_critic import ActorCriticConfig, OnPolicyConfig
 from aiorl.run.policy_plan import config_of
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
 def test_a_train_batch_is_whole_fragments_or_the_error_names_nearest_sizes(
     size: int, length: int, envs: int
@@ -305,7 +306,7 @@ SIZES = {
 }
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     st.sampled_from(["ppo", "a2c", "impala", "appo"]),
     st.sampled_from(sorted(SIZES)),

@@ -107,7 +107,6 @@ def test_the_mask_forbids_outputs_and_is_not_an_input(name, actions):
     ("actions", "name", "inner", "dtype"),
     [
         ("discrete", "mlp", (3,), "float32"),
-        ("tuple", "lstm", (3,), "float32"),
         ("dict", "gru_looking_back", (3,), "float32"),
         ("discrete", "custom", (3,), "float32"),
         ("tuple", "mlp", (12, 12, 1), "uint8"),

@@ -177,9 +177,7 @@ def test_a_worker_acts_with_the_custom_model_before_and_after_new_weights(name):
 def test_sequences_equal_single_steps_and_gradients_reach_trainable_weights(name):
     model = custom(name)
     obs = obs_of(model, 3, 2)
-    dist_inputs, values = tf.function(model.forward_sequence, autograph=False)(
-        tf.constant(obs), [], tf.zeros((3, 2), tf.bool)
-    )
+    dist_inputs, values = model.forward_sequence(tf.constant(obs), [], tf.zeros((3, 2), tf.bool))
     assert (dist_inputs.shape, values.shape) == ((3, 2, 3), (3, 2))
     flat_inputs, flat_values = model.forward(obs.reshape(6, *model.obs_shape))
     np.testing.assert_allclose(tf.reshape(dist_inputs, (6, 3)), flat_inputs, rtol=1e-5, atol=1e-6)
@@ -194,8 +192,7 @@ def test_sequences_equal_single_steps_and_gradients_reach_trainable_weights(name
     )
 
 
-@pytest.mark.parametrize("num_mask", [0, 3])
-@pytest.mark.parametrize("name", ["by_name", "ByName"])
+@pytest.mark.parametrize(("name", "num_mask"), [("by_name", 3), ("ByName", 0)])
 def test_a_model_can_request_the_parts_of_a_nested_observation_by_name(name, num_mask):
     layout = ObsLayout(PARTS.shape, PARTS.parts, num_mask)
     settings = {"custom_model": f"users_models:{name}"}

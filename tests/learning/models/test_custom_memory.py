@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from algorithm_cases import CHOICES, Case
 from gymnasium import spaces
 
@@ -64,15 +63,15 @@ def test_sequences_equal_single_steps_and_the_acting_graph(make: Any, shapes: An
     model = build_model((2,), "float32", DISCRETE, settings_of(make, *shapes), seed=3)
     assert model.state_shapes == shapes
     rng = np.random.default_rng(0)
-    obs = rng.normal(size=(6, 5, 2)).astype(np.float32)
-    state = [rng.normal(size=(5, *shape)).astype(np.float32) for shape in shapes]
-    resets = np.zeros((6, 5), bool)
-    resets[3, 1] = resets[2, 4] = True
-    dist_inputs, values = tf.function(model.forward_sequence)(obs, state, resets)
+    obs = rng.normal(size=(4, 3, 2)).astype(np.float32)
+    state = [rng.normal(size=(3, *shape)).astype(np.float32) for shape in shapes]
+    resets = np.zeros((4, 3), bool)
+    resets[3, 1] = resets[2, 2] = True
+    dist_inputs, values = model.forward_sequence(obs, state, resets)
     graph, spec = export_acting_graph(model)
     acting = ActingGraph(graph, spec)
     acting.set_weights(model.get_weights())
-    for step in range(6):
+    for step in range(4):
         for component in state:
             component[resets[step]] = 0
         expected, expected_values, following = model.forward_step(obs[step], state)
@@ -89,17 +88,16 @@ def test_sequences_equal_single_steps_and_the_acting_graph(make: Any, shapes: An
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("ppo", {}),
-        ("impala", {}),
-        pytest.param("appo", {}, marks=pytest.mark.slow),
+        ("ppo", {"rollout_fragment_length": 2, "train_batch_size": 16, "sgd_minibatch_size": 8}),
         ("dqn", {"replay_sequence_length": 4, "burn_in": 1}),
     ],
 )
 def test_algorithms_train_custom_networks_with_memory(name: str, more: dict[str, Any]) -> None:
+    """PPO, IMPALA and APPO run a network over sequences by the same function, DQN by its own."""
     model = {**settings_of(with_attention, *SHAPES), "heads": name != "dqn"}
     case = Case(name, CHOICES, model=model, **more)
     before = case.model.get_weights()
-    results = case.train(0, 1)
+    results = case.train()
     assert np.isfinite(results[-1].metrics["loss"])
     after = case.model.get_weights()
     assert all(np.any(before[weight] != after[weight]) for weight in before)
@@ -108,7 +106,8 @@ def test_algorithms_train_custom_networks_with_memory(name: str, more: dict[str,
 def test_features_with_memory_are_trained_under_built_in_heads() -> None:
     model = settings_of(with_attention, *SHAPES)
     model |= {"heads": False, "custom_features": True, "vf_share_layers": True}
-    case = Case("ppo", CHOICES, model=model)
+    short = {"rollout_fragment_length": 2, "train_batch_size": 16, "sgd_minibatch_size": 16}
+    case = Case("ppo", CHOICES, model=model, **short)
     assert case.model.state_shapes == SHAPES
     assert np.isfinite(case.train(0)[-1].metrics["loss"])
 

@@ -53,7 +53,7 @@ KINDS = [acting.make_distribution(space, squash=squash) for space, squash in SPA
 KINDS += [acting.make_distribution(space, scale=True) for space in SCALED]
 TWINS = [(kind, to_tf_distribution(kind)) for kind in KINDS]
 IDS = [f"{twin.name}-{twin.action_space}" for twin, _ in TWINS]
-ROWS = 8
+ROWS = 4
 
 
 def all_of(twin, inputs, other, actions):
@@ -65,10 +65,13 @@ def all_of(twin, inputs, other, actions):
     }
 
 
-# compiled together as in the learner's update; fixed shapes, so that each is traced once
-COMPILED = [
-    tf.function(partial(all_of, twin), jit_compile=True, autograph=False) for _, twin in TWINS
-]
+# compiled together as in the learner's update; fixed shapes, so that each is traced once.
+# Distributions of several parts consist of those of each kind of space.
+COMPILED = {
+    index: tf.function(partial(all_of, twin), jit_compile=True, autograph=False)
+    for index, (kind, twin) in enumerate(TWINS)
+    if isinstance(kind.action_space, spaces.Dict | spaces.Tuple)
+}
 
 
 def close(mine, theirs, atol=1e-5):
@@ -76,7 +79,7 @@ def close(mine, theirs, atol=1e-5):
 
 
 @pytest.mark.parametrize("index", range(len(TWINS)), ids=IDS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.01, 3.0), compiled=st.booleans())
 def test_logp_entropy_and_kl_equal_those_of_numpy(index, seed, scale, compiled):
     numpy_twin, tf_twin = TWINS[index]
@@ -85,11 +88,8 @@ def test_logp_entropy_and_kl_equal_those_of_numpy(index, seed, scale, compiled):
         np.float32
     )
     actions = numpy_twin.sample(inputs, rng)
-    found = (
-        COMPILED[index](inputs, other, actions)
-        if compiled
-        else all_of(tf_twin, inputs, other, actions)
-    )
+    evaluate = COMPILED[index] if compiled and index in COMPILED else partial(all_of, tf_twin)
+    found = evaluate(inputs, other, actions)
     # the rounding error of an action in float32 is divided by its deviation, the exponential of an
     # input
     is_continuous = np.asarray(actions).dtype.kind == "f"

@@ -88,7 +88,7 @@ def test_samples_of_the_update_have_the_variance_of_the_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"vf_share_layers": True}, {"use_lstm": True, "lstm_cell_size": 4}]
+    "config", [{}, {"use_lstm": True, "lstm_cell_size": 4, "vf_share_layers": True}]
 )
 def test_workers_get_the_shares_of_features_in_the_deviations(config: dict[str, Any]) -> None:
     """Their squares sum to 1; for a network by hand they are phi sigma divided by the deviation."""

@@ -74,7 +74,7 @@ def few_spare_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "RECENT_FRAMES", 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_rows_are_those_of_a_replay_that_keeps_everything(data: st.DataObject) -> None:
     stack = data.draw(st.sampled_from([1, 4, 4]), "stack")

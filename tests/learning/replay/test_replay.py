@@ -61,7 +61,7 @@ def check_rows(columns: dict[str, Any]) -> np.ndarray:
     return flat
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=12), st.sampled_from([None, 0.5]))
 def test_the_newest_rows_are_kept_and_the_columns_of_a_row_belong_together(
     counts: list[int], alpha: float | None
@@ -343,7 +343,7 @@ ARRAYS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.data(), st.sampled_from([0, 1]))
 def test_any_fragment_is_stored_or_refused(data: st.DataObject, stack: int) -> None:
     replay = Replay(ReplaySpec(COLUMNS, 10, Prioritised(), stack), seed=0)

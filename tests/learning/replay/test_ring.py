@@ -27,7 +27,7 @@ def joined(pieces: list[tuple[int, np.ndarray]], first: int) -> list[int]:
     return rows
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.integers(1, 9), st.lists(st.integers(0, 9), max_size=12))
 def test_the_newest_rows_are_kept_and_slots_know_their_numbers(
     capacity: int, counts: list[int]
@@ -41,7 +41,7 @@ def test_the_newest_rows_are_kept_and_slots_know_their_numbers(
     assert ring.newest_in(live % capacity).tolist() == live.tolist()
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.integers(1, 9),
     st.integers(0, 20),

@@ -98,11 +98,11 @@ def frames_written(replay: Replay) -> int:
 def test_a_full_replay_stays_full(
     is_polled: bool, num_workers: int, length: int, stack: int
 ) -> None:
-    replay, workers = make(6000, stack=stack), Workers(num_workers, length, is_polled, ends=1 / 200)
+    replay, workers = make(1500, stack=stack), Workers(num_workers, length, is_polled, ends=1 / 200)
     for arrays in workers.fragments():
         replay.insert_fragment(arrays)
-        assert len(replay) == min(len(workers.rows), 6000)
-        if len(workers.rows) > 9000:
+        assert len(replay) == min(len(workers.rows), 1500)
+        if len(workers.rows) > 2500:
             break
     check_rows(replay, workers.rows)
 
@@ -140,7 +140,7 @@ def test_a_trajectory_can_continue_after_others_in_its_own_fragment() -> None:
     )
 
 
-@pytest.mark.parametrize("turns", [1, 3, 40, 200])
+@pytest.mark.parametrize("turns", [1, 40])
 def test_trajectories_continue_from_a_snapshot_as_without_it(turns: int) -> None:
     replay, workers = make(400), Workers(3, 4, is_polled=True, ends=1 / 30)
     fragments = workers.fragments()
@@ -149,7 +149,7 @@ def test_trajectories_continue_from_a_snapshot_as_without_it(turns: int) -> None
     snapshot = replay.snapshot()
     other = make(400)
     other.restore(json.loads(json.dumps(snapshot.values)), list(snapshot.pieces(500)))
-    for _ in range(60):
+    for _ in range(30):
         arrays = next(fragments)
         drawn = []
         for one in (replay, other):

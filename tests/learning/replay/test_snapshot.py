@@ -84,7 +84,7 @@ def test_a_restored_replay_draws_the_same_rows(
     assert advance(other, Again(), 30) == expected  # type: ignore[arg-type]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(0, 2**16), st.integers(0, 12), st.integers(1, 2000), st.sampled_from([0, 4]))
 def test_a_snapshot_read_during_training_is_that_of_its_moment(
     seed: int, turns: int, max_bytes: int, stack: int

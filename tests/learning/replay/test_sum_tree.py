@@ -35,7 +35,7 @@ def test_values_find_their_slots(capacity: int) -> None:
     assert tree.find(values).tolist() == [slow_find(priorities, value) for value in values]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(PRIORITIES, min_size=1, max_size=70), st.data())
 def test_sums_depend_only_on_the_current_priorities(
     start: list[float], data: st.DataObject
@@ -59,7 +59,7 @@ def test_sums_depend_only_on_the_current_priorities(
     assert tree.total == pytest.approx(plain.sum(), rel=1e-12)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.lists(PRIORITIES, min_size=1, max_size=70),
     st.lists(st.floats(0, 1), min_size=1, max_size=20),
