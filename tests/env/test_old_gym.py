@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_children import start_program
 
 from tests.support.gym_021 import write_gym
 
@@ -25,16 +26,14 @@ def _of_a_process(folder: Path | None = None) -> dict[str, object]:
     ones.
     """
     path = os.pathsep.join(str(place) for place in (folder, ROOT) if place is not None)
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.support.old_gym_cases"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    process = start_program(
+        [sys.executable, "-P", "-m", "tests.support.old_gym_cases"],
+        {**os.environ, "PYTHONPATH": path},
     )
-    assert process.returncode == 0, process.stderr
-    results: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
+    with process.stdout:
+        printed = process.stdout.read()
+    assert process.wait() == 0, printed
+    results: dict[str, object] = json.loads(printed.splitlines()[-1])
     return results
 
 

@@ -389,7 +389,7 @@ def test_the_ledger_balances_in_any_order_of_events(plan: LeasePlan) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=30,
             stateful_step_count=40,
             suppress_health_check=[HealthCheck.too_slow],
         ),

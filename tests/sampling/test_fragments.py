@@ -13,7 +13,7 @@ from aiorl.data import columns as c
 from aiorl.sampling.fragments import EpisodeCollector, EpisodeTracker
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**31),
     num_envs=st.integers(1, 4),
@@ -126,7 +126,7 @@ def runs(draw):
     return rewards, dones, valid, cuts
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(runs())
 def test_episodes_equal_those_of_a_row_by_row_count_for_any_cuts(run):
     """R91: lengths and returns, also across blocks."""

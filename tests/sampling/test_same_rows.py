@@ -198,7 +198,7 @@ EXACT = (
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     kind=st.sampled_from(["box", "bytes", "discrete"]),
     mean_length=st.integers(1, 12),
@@ -250,7 +250,7 @@ def test_the_policy_of_a_worker_gives_the_same_rows_in_lockstep_and_polled(num_e
             np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 2**31),
     mean_length=st.integers(1, 6),

@@ -189,10 +189,20 @@ class _Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def start_code(command: list[str], environment: Mapping[str, str]) -> Any:
-    """Fork a process that runs ``python -c CODE WORDS``, and return it; its output is read as text
-    from its `stdout`.
+def start_program(command: list[str], environment: Mapping[str, str]) -> Any:
+    """Fork a process that runs ``python -c CODE WORDS`` or ``python -P -m MODULE WORDS``, and return
+    it; its output and errors are read as text from its `stdout`.
     """
+    if sys.platform != "linux":
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
     read, write = os.pipe()
     with os.fdopen(write, "wb") as output:
         forked = _Forked(

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-from forked_children import start_code
 from processes import Started, wait_until
 from zmtp import RawListener, RawPeer, frame
 
@@ -104,14 +103,7 @@ def _peak_mb(pid: int) -> float:
     return int(peak[1]) / 1e3
 
 
-class Forked(Started):
-    """Process without the time to load what it imports."""
-
-    def _start(self, command: list[str], environment: dict[str, str]) -> Any:
-        return start_code(command, environment)
-
-
-class Learner(Forked):
+class Learner(Started):
     """The process."""
 
     def __init__(self, limits: dict[str, Any], open_files: int, slow_s: float) -> None:
@@ -356,7 +348,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("channel", [0, 1], ids=["messages", "broadcasts"])
 def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(channel):
     with RawListener() as listener:
-        worker = Forked([sys.executable, "-c", _WORKER_DRIVER, f"tcp://127.0.0.1:{listener.port}"])
+        worker = Started([sys.executable, "-c", _WORKER_DRIVER, f"tcp://127.0.0.1:{listener.port}"])
         try:
             worker.wait_for("started")
             pair = listener.accept()

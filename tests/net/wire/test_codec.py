@@ -255,7 +255,7 @@ def views(draw: st.DrawFn) -> dict[str, np.ndarray]:
     return columns
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(views(), st.booleans())
 def test_arrays_come_out_as_they_went_in_wherever_they_lie_in_memory(
     columns: dict[str, np.ndarray], keep: bool

@@ -62,9 +62,14 @@ RUNNERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
 def test_every_format_acts_as_the_loaded_policy_with_the_same_names(
     tmp_path: Path, world: str
 ) -> None:
-    """R183: each is in its directory, and returned by its format."""
+    """R183: each is in its directory, and returned by its format.
+
+    An export draws no random numbers, so training continues identically with and without one.
+    """
     save_world(world, tmp_path)
+    before = random.getstate(), str(np.random.get_state())
     written = aiorl.export_policy(tmp_path, tmp_path / "out", FORMATS)
+    assert (random.getstate(), str(np.random.get_state())) == before
     assert {name: path.relative_to(tmp_path / "out") for name, path in written.items()} == {
         "onnx": Path("onnx/policy.onnx"),
         "savedmodel": Path("savedmodel"),
@@ -191,11 +196,3 @@ def test_a_network_that_the_settings_do_not_describe_has_only_onnx(
     with pytest.raises(ExportError, match=f"keras.*{value}"):
         aiorl.export_policy(run, tmp_path / "out", ["keras"])  # the basis of the other formats
     assert aiorl.export_policy(run, tmp_path / "out").keys() == {"onnx"}
-
-
-def test_an_export_draws_no_random_numbers(tmp_path: Path) -> None:
-    """Training continues identically with and without an export."""
-    save_world("memory", tmp_path)
-    before = random.getstate(), str(np.random.get_state())
-    aiorl.export_policy(tmp_path, tmp_path / "out", ["onnx", "keras"])
-    assert (random.getstate(), str(np.random.get_state())) == before

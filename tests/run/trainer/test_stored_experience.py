@@ -33,13 +33,15 @@ SMALL: dict[str, Any] = {
     "min_iter_time_s": 0,
     "xla": "off",
 }
+SHORT = {**SMALL, "eager": True, "sgd_minibatch_size": 256, "num_sgd_iter": 1}
+"""Settings for few updates, which take less time than to trace one."""
 LONG = {**SMALL, "xla": "auto"}
 """Settings for long updates, for which compilation pays off."""
 
 
 def test_r187_samples_are_stored_and_read_unchanged(tmp_path: Path) -> None:
     with PPOConfig(
-        **SMALL, run_dir=str(tmp_path / "run"), output=str(tmp_path / "data")
+        **SHORT, run_dir=str(tmp_path / "run"), output=str(tmp_path / "data")
     ).build() as trainer:
         result = trainer.train()
     batches = list(FileReader(str(tmp_path / "data"), ReaderOptions(epochs=1)))
@@ -135,7 +137,7 @@ def test_a_run_reads_from_a_function_named_in_its_config(tmp_path: Path) -> None
     record(tmp_path / "data", 2)
     _Source.path = str(tmp_path / "data")
     with BCConfig(
-        **SMALL, run_dir=str(tmp_path / "run"), input=f"{__name__}:_Source"
+        **SHORT, run_dir=str(tmp_path / "run"), input=f"{__name__}:_Source"
     ).build() as trainer:
         assert trainer.train()["timesteps_total"] >= 256
 
@@ -153,7 +155,7 @@ def test_a_file_that_vanishes_costs_its_own_rows_only(tmp_path: Path) -> None:
     record(tmp_path / "data", 3)
     record(tmp_path / "other", 3)
     sources = [str(tmp_path / "data"), str(tmp_path / "other")]
-    with BCConfig(**SMALL, run_dir=str(tmp_path / "run"), input=sources).build() as trainer:
+    with BCConfig(**SHORT, run_dir=str(tmp_path / "run"), input=sources).build() as trainer:
         trainer.train()
         for file in (tmp_path / "other").iterdir():
             file.unlink()
@@ -174,7 +176,7 @@ def test_training_ends_with_the_last_pass_over_stored_experience(
     tmp_path: Path, num_workers: int
 ) -> None:
     rows = record(tmp_path / "data", 3)
-    settings = {**SMALL, "num_workers": num_workers, "run_dir": str(tmp_path / "run")}
+    settings = {**SHORT, "num_workers": num_workers, "run_dir": str(tmp_path / "run")}
     config = BCConfig(**settings, input=str(tmp_path / "data"), input_epochs=2)
     with config.build() as trainer:
         results = list(trainer.iterate())
