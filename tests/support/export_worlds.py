@@ -198,8 +198,8 @@ def save_world(name: str, directory: Path) -> None:
 
 
 def save_new_world(name: str, directory: Path, seen: Any = None) -> Learning:
-    """Save a run of a world as `save_world` does, and return it; `seen` are
-    observations for its filter in place of those.
+    """Save a run of a world as `save_world` does, and return its learners; `seen` are observations
+    that its filter has seen instead.
     """
     settings = WORLDS[name][2]
     make = _register(name)

@@ -334,7 +334,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     except SystemExit as error:
         status = error.code
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         status = 1
     with contextlib.suppress(Exception):
         sys.stdout.flush()

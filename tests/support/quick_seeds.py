@@ -6,9 +6,10 @@ of a small trainer. Only kernels that draw numbers by the global seed have anyth
 
 from __future__ import annotations
 
-import random
 import sys
 from typing import Any
+
+import pytest
 
 _has_drawn = False
 
@@ -19,22 +20,21 @@ def install() -> None:
     from tensorflow.python.framework import random_seed
 
     get_seed = random_seed.get_seed
-    set_global_seed = context.Context._set_global_seed
+    set_global_seed = context.set_global_seed
 
     def get_seed_and_note(op_seed: Any) -> Any:
         global _has_drawn
         _has_drawn = True
         return get_seed(op_seed)
 
-    def set_seed_quickly(self: Any, seed: Any) -> None:
-        if _has_drawn:
-            set_global_seed(self, seed)
-        else:
-            self._seed = seed
-            self._rng = random.Random(None if seed is None else int(seed))
+    def set_seed_quickly(seed: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if not _has_drawn:
+                patch.setattr(context.pywrap_tfe, "TFE_ContextClearCaches", lambda handle: None)
+            set_global_seed(seed)
 
     random_seed.get_seed = get_seed_and_note
-    context.Context._set_global_seed = set_seed_quickly
+    context.set_global_seed = set_seed_quickly
 
 
 def forget() -> None:
