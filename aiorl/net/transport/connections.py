@@ -507,7 +507,7 @@ class BacklogGuard:
         self._has_ended = False
         if self._is_loop_busy:
             if self._port is not None:
-                self._cut_unknown({connection.fd for connection in connections}, self._port)
+                self._cut_unknown(self._port)
         else:
             self._is_loop_busy = True
             self._call(self._loop_turned)
@@ -585,16 +585,21 @@ class BacklogGuard:
             self._cut.add(connection)
             self._call(self._on_cut, connection, _UNREAD.format(what))
 
-    def _cut_unknown(self, seen_fds: set[int], port: int) -> None:
-        """Cut connections that the loop has not seen yet and that exceed the bound of a
-        stranger.
+    def _cut_unknown(self, port: int) -> None:
+        """Cut connections that the loop has not seen yet and that exceed the bound of a stranger.
+
+        The table may still have an ended connection on the same descriptor.
         """
-        for fd in _open_sockets() - seen_fds:
+        for fd in _open_sockets():
             with _borrow(fd) as borrowed:
                 if borrowed is None or _local_port(borrowed) != port:
                     continue
                 num_bytes = bytes_received(borrowed.fileno()) or 0
-                if num_bytes > self._bounds.stranger and fd not in self._table.by_fd:
+                if num_bytes <= self._bounds.stranger:
+                    continue
+                name = _name(borrowed)
+                seen = self._table.by_fd.get(fd)
+                if name and (seen is None or seen.address != name):
                     self.cut_unseen[fd] = _UNREAD.format(f"{num_bytes} bytes")
                     _shut_down(borrowed, reset=True)
 

@@ -82,18 +82,25 @@ async def test_a_whole_host_of_workers_can_leave_at_the_same_moment() -> None:
     guard.close()
 
 
-async def test_a_flood_over_a_connection_that_the_busy_loop_has_not_seen_is_cut_off() -> None:
+@pytest.mark.parametrize("has_ended", [False, True], ids=["a new descriptor", "that of another"])
+async def test_a_flood_over_a_connection_that_the_busy_loop_has_not_seen_is_cut_off(
+    has_ended: bool,
+) -> None:
+    """The loop has not seen the end of the connection before on the same descriptor, either."""
+    table = ConnectionTable()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        guard = BacklogGuard(
-            Table(), EndpointLimits(), lambda connection, reason: None, port=port, max_bytes=4096
-        )
         with (
             socket.create_connection(("127.0.0.1", port)) as flooder,
             server.accept()[0] as taken,
-            pytest.raises(ConnectionError),
         ):
-            _keep_the_loop_busy(flooder, taken)
+            if has_ended:
+                table.by_fd[taken.fileno()] = Connection(taken.fileno(), "127.0.0.1:1")
+            guard = BacklogGuard(
+                table, EndpointLimits(), lambda connection, reason: None, port=port, max_bytes=4096
+            )
+            with pytest.raises(ConnectionError):
+                _keep_the_loop_busy(flooder, taken)
         guard.close()
 
 
