@@ -107,11 +107,6 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         EnvError: the environment's constructor failed.
     """
     require_packages("training", _NEEDED, "learner", key="algo", value=config.algo)
-    stores = config.input != "sampler" or config.output is not None
-    if stores and (config.num_workers or config.is_alone):
-        from aiorl.offline.sources import check_places  # loaded only if experience is stored
-
-        check_places(config.input, config.output)
     begins_with = None
     if config.init_from is not None and config.resume is None:
         try:
@@ -131,6 +126,11 @@ def plan_learning(config: CommonConfig) -> LearningPlan:
         import_tensorflow(RuntimePart.of(config))
         check_leases(config, policies)
     joint_policies(policies)  # refuses those that can't be updated together
+    stores = config.input != "sampler" or config.output is not None
+    if stores and (config.num_workers or config.is_alone):
+        from aiorl.offline.sources import check_places  # loaded only if experience is stored
+
+        check_places(config.input, config.output)
     return LearningPlan(
         config=with_settings_said(config, policies),
         policies=policies,

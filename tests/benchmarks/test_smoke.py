@@ -25,7 +25,7 @@ from benchmarks import (
     sampler,
     wire,
 )
-from benchmarks.actor_work import Worker, measure
+from benchmarks.actor_work import AsyncWorker, Worker, measure
 from benchmarks.attacker import ATTACKS, Attacker
 from benchmarks.result import Figure
 
@@ -82,10 +82,14 @@ def test_fragments_are_measured_between_real_processes(monkeypatch: pytest.Monke
     assert figure.value > 100
 
 
-@pytest.mark.parametrize("module", [actors_aiorl, actors_bare])
-def test_actors_of_aiorl_and_of_the_bare_pair_do_the_same_work(module: Any) -> None:
+@pytest.mark.parametrize(
+    ("module", "kind"), [(actors_aiorl, Worker), (actors_aiorl, AsyncWorker), (actors_bare, Worker)]
+)
+def test_actors_of_aiorl_and_of_the_bare_pair_do_the_same_work(
+    module: Any, kind: type[Worker]
+) -> None:
     async def work() -> tuple[dict[str, float], Any]:
-        async with module.started() as system:
+        async with module.started(kind) as system:
             return await measure(system, 0.05), await system.sample()
 
     figures, batch = asyncio.run(work())

@@ -154,7 +154,7 @@ def test_the_table_lists_every_example_and_its_commands() -> None:
     ]
     named = {re.findall(r"\]\(([^)]+)\)", row)[0]: row for row in rows}
     notebooks = {path.name for path in EXAMPLES.glob("*.ipynb")}
-    folders = {"browser/index.html", "operation/compose.yaml"}
+    folders = {"browser/index.html", "games/CartPole.cs", "operation/compose.yaml"}
     assert named.keys() == {*FILES, *notebooks, *folders}
     for name, row in named.items():
         for command in re.findall(r"`((?:python|aiorl) [^`]+)`", row):

@@ -86,7 +86,7 @@ def test_the_step_with_gradients_is_traced_once(
     traced = []
     apply = Descent.apply
     monkeypatch.setattr(Descent, "apply", lambda *arguments: traced.append(1) or apply(*arguments))
-    worker = make("A3CTFPolicy")
+    worker = make("A3CTFPolicy", {"eager": False})
     before = weights_of(worker)
     for _ in range(3):
         worker.learn_on_batch(worker.sample())
