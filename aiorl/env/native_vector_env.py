@@ -300,6 +300,7 @@ class _Processes:
                 )
             finally:
                 watch.cancel()
+                watch.join()  # it may be waiting for the processes, too, and only one gets their ends
                 self._end()
         for pipe in self._inner.parent_pipes:
             if pipe is not None:

@@ -287,14 +287,14 @@ def test_endless_messages_of_many_strangers_together_take_little_memory(start):
     with learner.peer() as honest, contextlib.ExitStack() as stack:
         assert _is_served(honest)
         before_mb = _peak_mb(learner.pid)
-        for _ in range(60):
+        for _ in range(120):  # together, they would take 900 MB
             flooder = stack.enter_context(learner.peer())
             assert _is_served(flooder)
             with contextlib.suppress(OSError):  # cut off already
                 flooder.socket.sendall(frame(b"", more=True) * 120_000)
         learner.told('"dropped"')
         assert _is_served(honest)
-        assert _peak_mb(learner.pid) < before_mb + 400, "each of them would be let alone"
+        assert _peak_mb(learner.pid) < before_mb + 600, "each of them would be let alone"
 
 
 def test_frames_in_packets_of_their_own_take_no_more_memory_than_others(start):
