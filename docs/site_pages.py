@@ -35,6 +35,8 @@ _LANGUAGES = {
     ".html": "html",
     ".js": "javascript",
     ".css": "css",
+    ".cs": "csharp",
+    ".gd": "gdscript",
 }
 _LEFT_OUT = {"Deviation", "IQM", "Bar", "Holds", "Wall time"}
 """Columns of results that an algorithm's page leaves out."""
