@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
+import functools
 import importlib
 import json
 import os
@@ -29,6 +30,7 @@ from typing import IO, Any
 
 import psutil
 import pytest
+from learner_server import run_and_end
 
 MODULES = (
     "aiorl.actors.process",
@@ -301,10 +303,6 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    import random
-
-    import numpy as np
-
     from aiorl.process.early import begin
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -326,20 +324,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     sys.path[:1] = dict.fromkeys(path)
     _show(request["command"])
     sys.orig_argv = request["command"]
-    random.seed()
-    np.random.seed()
-    status: Any = 0
-    try:
-        _run(request["command"][1:])
-    except SystemExit as error:
-        status = error.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
+    run_and_end(functools.partial(_run, request["command"][1:]))
 
 
 def _run(words: list[str]) -> None:

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import quick_variables
 
@@ -238,10 +238,7 @@ def _fork(listener: socket.socket, selector: selectors.BaseSelector) -> None:
 
 
 def _become_learner(request: dict[str, Any], output: int) -> None:
-    import random
     import runpy
-
-    import numpy as np
 
     os.setsid()
     # tests that are killed leave no learner behind
@@ -259,14 +256,29 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
     path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = dict.fromkeys([request["directory"], *path])
     sys.argv = ["-m", *request["arguments"]]
-    random.seed()
-    np.random.seed()
-    status: Any = 1
-    try:
+
+    def run() -> None:
         if request["script"]:
             runpy.run_path(request["script"], run_name="__main__")
         else:
             runpy.run_module("aiorl.learner", run_name="__main__", alter_sys=True)
+
+    run_and_end(run)
+
+
+def run_and_end(run: Callable[[], object]) -> NoReturn:
+    """Run a program in this forked process, with random numbers of its own, and end the process
+    with the program's status.
+    """
+    import random
+
+    import numpy as np
+
+    random.seed()
+    np.random.seed()
+    status: Any = 1
+    try:
+        run()
         status = 0
     except SystemExit as error:
         status = error.code
