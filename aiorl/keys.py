@@ -87,7 +87,7 @@ def make_keys(directory: Path, workers: tuple[str, ...] = ("worker",)) -> list[P
             directory / f"{name}.key",
             admitted / f"{name}.key",
         ):
-            if os.path.exists(file):
+            if os.path.exists(file):  # unlike that of Path, this raises no PermissionError
                 raise _exists_already(file, directory)
     files: list[Path] = []
     try:

@@ -340,6 +340,7 @@ def build_learning(
     if plan is None:
         plan = plan_learning(config)
     config = plan.config
+    # refuses a run without the stored experience that it needs, before networks are built
     lease_plan = experience_of(algorithm_class(config.algo), config).lease_plan()
     planned = _in_order_of(resumed or plan.begins_with, plan.policies)
     callbacks: DefaultCallbacks | None = None
