@@ -13,7 +13,7 @@ from aiorl.net.transport.learner_sockets import MAX_SUBSCRIBER_BYTES
 from aiorl.net.transport.sockets import (
     BROADCAST_HEAD,
     MORE,
-    SocketPump,
+    SubscriptionPump,
     fd_of,
     send_frames,
     user_id_of,
@@ -43,7 +43,7 @@ class Broadcaster:
         check_key: Callable[[ListeningPort, Connection], None],
         announce_soon: Callable[[], None],
     ) -> None:
-        self.pump = SocketPump(socket, self._receive, on_empty=port.ended_fds.clear)
+        self.pump = SubscriptionPump(socket, self._receive, on_empty=port.ended_fds.clear)
         port.on_ended = self.pump.schedule  # clears `ended_fds` soon
         self._socket = socket
         self.port = port

@@ -34,7 +34,7 @@ from aiorl.net.transport.local import bind_local, forget_local, urls_of
 from aiorl.net.transport.security import WorkerKeys, load_worker_keys
 from aiorl.net.transport.sockets import (
     BROADCAST_HEAD,
-    SocketPump,
+    SubscriptionPump,
     make_context,
     make_socket,
     send_frames,
@@ -85,7 +85,7 @@ class Relay:
         self._xpub.sndhwm = self._limits.broadcast_messages
         self._xpub.maxmsgsize = _MAX_SUBSCRIPTION_BYTES
         self._xpub.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self._pump = SocketPump(self._xpub, self._receive)
+        self._pump = SubscriptionPump(self._xpub, self._receive)
         bind_local((self._xpub,), self._name)
 
     async def close(self) -> None:

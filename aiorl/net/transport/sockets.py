@@ -163,7 +163,7 @@ class SocketPump:
         Returns:
             True if the socket would accept a message now.
         """
-        events = int(self._socket.getsockopt(_EVENTS))
+        events = self._ready_events()
         if events & _POLLIN:
             self.schedule()
         return bool(events & _POLLOUT)
@@ -218,7 +218,10 @@ class SocketPump:
             self._after_turn()
 
     def _is_readable(self) -> bool:
-        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+        return bool(self._ready_events() & _POLLIN)
+
+    def _ready_events(self) -> int:
+        return int(self._socket.getsockopt(_EVENTS))
 
     def _read(self, at_most: int, until: float = math.inf) -> bool:
         for number in range(at_most):
@@ -237,6 +240,20 @@ class SocketPump:
             if time.perf_counter() > until:
                 return False
         return False
+
+
+class SubscriptionPump(SocketPump):
+    """Pump of an XPUB.
+
+    Whenever an XPUB is asked for anything, libzmq first reads all subscriptions, and continues for
+    as long as more of them arrive. Other threads must run meanwhile, above all the one that cuts
+    off a flood; `zmq.Socket.getsockopt` would keep the interpreter's lock.
+    """
+
+    def _ready_events(self) -> int:
+        for _, events in zmq.zmq_poll([(self._socket, _POLLIN | _POLLOUT)], 0):
+            return events
+        return 0
 
 
 class SendQueue:

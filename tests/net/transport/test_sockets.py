@@ -1,10 +1,16 @@
-"""Send queues: order, bounds, and peers that are gone."""
+"""Send queues: order, bounds, and peers that are gone. Other threads run while a pump waits for
+libzmq.
+"""
 
 from __future__ import annotations
 
-from hypothesis import given, strategies as st
+import threading
 
-from aiorl.net.transport.sockets import SendQueues
+import zmq
+from hypothesis import given, strategies as st
+from zmtp import RawPeer, frame
+
+from aiorl.net.transport.sockets import SendQueues, SubscriptionPump
 
 
 def test_a_queue_is_bounded_in_messages_and_bytes_but_takes_one_message_of_any_size():
@@ -60,3 +66,30 @@ def test_messages_of_a_peer_leave_in_order(steps):
         assert queues.num_messages == sum(map(len, waiting.values()))
     for peer in taken:
         assert left[peer] == taken[peer][: len(left[peer])]
+
+
+async def test_other_threads_run_while_libzmq_reads_subscriptions():
+    with zmq.Context() as context, context.socket(zmq.XPUB) as xpub:
+        xpub.rcvhwm = 0
+        port = xpub.bind_to_random_port("tcp://127.0.0.1")
+        pump = SubscriptionPump(xpub, xpub.recv)
+        with RawPeer(port, "SUB") as flooder:
+            flooder.socket.sendall(frame(b"\x01") * 1_000_000)
+        turns = 0
+        is_over = threading.Event()
+
+        def run():
+            nonlocal turns
+            while not is_over.wait(0.001):
+                turns += 1
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        is_over.wait(1.0)  # libzmq's own thread receives them
+        before = turns
+        pump.settle()
+        during = turns - before
+        is_over.set()
+        thread.join()
+        pump.close()
+        assert during > 5
