@@ -10,11 +10,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # pip would compile 18,000 files with one processor; some of them are examples of errors
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 RESULTS := .pytest_cache/results.xml
-# Whole files in each process. Of three on two cores, one usually waits for something; slow tests need the cores.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# Whole files in each process. Of three on two cores, one usually waits for something.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test extras train test test-slow test-all nightly check style types layers prose \
+.PHONY: help setup setup-test setup-docs extras train test test-slow test-all nightly check style types layers prose \
 	readability size requirements bench bench-against chaos results examples coverage picture docs docs-serve fuzz lock build release clean
 
 help:  ## list the targets
@@ -54,11 +54,11 @@ train: $(LEARNER)  ## solve CartPole-v1 with PPO and two workers; installs the p
 	@$(BIN)/aiorl train --preset ppo-cartpole-quick --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
-	@$(PYTEST) -n 3 -m 'not slow' --junitxml=$(RESULTS)
+	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
 
 test-slow: $(STAMP)  ## run the learning and fault runs that CI runs, too
-	@$(PYTEST) -n 2 -m 'slow and not nightly'
+	@$(PYTEST) -m 'slow and not nightly'
 
 test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 	@$(BIN)/python -m pytest
@@ -88,7 +88,7 @@ size:  ## print statements, code lines and files of each room; nothing limits th
 	@$(BIN)/python tests/support/size.py
 
 requirements: $(STAMP)  ## run the tests and write docs/requirements.md: requirements and their tests
-	-@$(PYTEST) -n 3 -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
+	-@$(PYTEST) -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py $(RESULTS)
 
 bench: $(STAMP)  ## measure every figure against its baseline; make bench NAMES="sampler wire"
@@ -120,13 +120,14 @@ picture: $(STAMP)  ## train CartPole-v1 again, and write the pictures of docs/: 
 		&& cp $$folder/run/learning_curve.png docs/ \
 		&& PYTHONPATH=tests/support $(BIN)/python tests/support/pictures.py $$folder/run
 
-docs: $(STAMP)  ## build the documentation site in site/
+setup-docs: $(STAMP)  ## install what builds the documentation site
 	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
+
+docs: setup-docs  ## build the documentation site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html, or run: make docs-serve"
 
-docs-serve: $(STAMP)  ## serve the site at http://127.0.0.1:8000; rebuild it after each change
-	@$(BIN)/mkdocs --version >/dev/null 2>&1 || $(PIP) mkdocs-material 'mkdocstrings[python]'
+docs-serve: setup-docs  ## serve the site at http://127.0.0.1:8000; rebuild it after each change
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 lock: $(STAMP)  ## rewrite aiorl/constraints.txt from the installed packages

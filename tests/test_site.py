@@ -44,7 +44,7 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, _Page]:
     """Return the pages of a new site by path."""
-    pytest.importorskip("mkdocs", reason="make docs installs it")
+    pytest.importorskip("mkdocs", reason="make setup-docs installs it")
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

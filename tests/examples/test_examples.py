@@ -257,7 +257,13 @@ def test_custom_model(folder: Folder) -> None:
 
 @pytest.mark.slow
 def test_quantile_dqn_learns_outside_of_the_package(folder: Folder) -> None:
-    folder.run(commands_of("quantile_dqn.py")[0], NO_XLA, "--seed=1")
+    folder.run(commands_of("quantile_dqn.py")[0], NO_XLA, "--seed=1", "--stop-return=60")
+    assert folder.is_solved()
+
+
+@pytest.mark.nightly
+def test_quantile_dqn_balances_a_pole(folder: Folder) -> None:
+    folder.run(commands_of("quantile_dqn.py")[0])
     assert folder.is_solved()
 
 
@@ -411,11 +417,11 @@ def test_policy_gradient_improves_its_policy(folder: Folder) -> None:
     (command,) = commands_of("policy_gradient.py")
     means = [
         float(line.split()[-1])
-        for line in folder.run(command, "100").splitlines()
+        for line in folder.run(command, "60").splitlines()
         if line.startswith("mean")
     ]
-    assert means[0] < 60
-    assert means[-1] >= 100
+    assert means[0] < 40
+    assert means[-1] >= 60
 
 
 @pytest.mark.nightly

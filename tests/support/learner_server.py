@@ -137,7 +137,7 @@ class _Server:
         self._folder = tempfile.TemporaryDirectory(prefix="learners-")
         self.address = os.path.join(self._folder.name, "socket")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self.address], stdin=subprocess.PIPE
+            [sys.executable, "-X", "faulthandler", __file__, self.address], stdin=subprocess.PIPE
         )
         atexit.register(self.end)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -51,7 +52,8 @@ class Started:
             filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
         )
         self.process = self._start(
-            command, {**os.environ, "PYTHONPATH": path, **(environment or {})}
+            command,
+            {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **(environment or {})},
         )
         self.lines: list[str] = []
         self._news = threading.Condition()
@@ -109,7 +111,12 @@ class Started:
         self.process.send_signal(number)
 
     def wait(self, timeout_s: float = 30.0) -> int:
-        status = self.process.wait(timeout_s)
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGABRT)  # Python writes the stacks of all threads
+            self._reader.join(5.0)
+            raise AssertionError(f"it still ran after {timeout_s} s:\n{self.text}") from None
         self._reader.join(5.0)
         return status
 

@@ -906,8 +906,7 @@ def test_r139_r142_r143_the_protocol_survives_a_faulty_network(
     "seed",
     [
         0,
-        pytest.param(1, marks=pytest.mark.slow),
-        *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3)),
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2, 3)),
     ],
 )
 @MACHINES
