@@ -107,6 +107,8 @@ class TrainBatches(Feed):
         self._usual_size = config.train_batch_size
         self._multiple = loop.minibatch_steps
         self._is_truncating = config.is_truncating
+        # whole episodes rarely end where a batch is full; env steps can have rows of several agents
+        self._has_varying_sizes = not config.is_truncating or bool(config.multiagent.policies)
         if self.has_sequences:
             self._usual_size = config.fragments_per_batch()
             if config.is_truncating:  # each environment makes a sequence of its own
@@ -205,12 +207,12 @@ class TrainBatches(Feed):
 
     def nominal_batch(self) -> Batch:
         """Return a batch of zeros of the usual shape: columns ``[R, ...]`` of rows, or ``[M, T,
-        ...]`` of sequences.
+        ...]`` of sequences. Where sizes vary, it has room for most batches of rows.
         """
-        num_entries = self.fitted(self._usual_size)
         if self.has_sequences:
-            return self.buffers.zeros(num_entries, self._length)
-        return self.buffers.zeros(num_entries)
+            return self.buffers.zeros(self.fitted(self._usual_size), self._length)
+        size = 2 * self._usual_size if self._has_varying_sizes else self._usual_size
+        return self.buffers.zeros(self.fitted(size))
 
     def first_not_finite(self, minibatches: Round) -> str:
         """See `Feed.first_not_finite`."""

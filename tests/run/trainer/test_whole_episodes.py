@@ -45,3 +45,26 @@ def test_a_batch_has_its_env_steps_even_if_episodes_are_longer_than_fragments(
     assert [result["timesteps_this_iter"] for result in results] == [1600] * 2
     ledger = results[-1]["ledger"]
     assert ledger["sampled"] == ledger["trained"] == 3200, "no steps are sampled in vain"
+
+
+def test_batches_of_different_sizes_share_one_compilation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {
+        "env": "CartPole-v1",
+        "num_workers": 0,
+        "num_envs_per_worker": 4,
+        "train_batch_size": 512,
+        "sgd_minibatch_size": 128,
+        "batch_mode": "complete_episodes",
+        "model": {"fcnet_hiddens": [8]},
+        "seed": 1,
+        "min_iter_time_s": 0,
+        "xla": "off",
+        "log_sys_usage": False,
+        "run_dir": str(tmp_path / "run"),
+    }
+    with caplog.at_level("INFO", "aiorl"), aiorl.PPOTrainer(config=settings) as trainer:
+        steps = {trainer.train()["timesteps_this_iter"] for _ in range(4)}
+    assert len(steps) > 2
+    assert not [text for text in caplog.messages if "for batches of" in text]
