@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 import ssl
 import sys
 import time
@@ -173,22 +174,67 @@ class WebServer(uvicorn.Server):
         self.port = listener.getsockname()[1]
         self.url = url_of(self.options, listener)
         self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup([listener])
+        accepting = Tasks(lambda error: None)  # which it has logged
+        if self.config.ssl is None:
+            await self.startup([listener])
+        else:
+            self.servers = []
+            accepting.start(self._accept(listener, accepting), "web-accept")
         if self.config.ssl is None and not is_loopback(self.options.host):
             logger.warning(
                 "%s is not encrypted: others on its way can read requests and the token", self.url
             )
-        tasks = Tasks(lambda error: None)  # which it has logged
+        tasks = Tasks(lambda error: None)
         tasks.start(self.main_loop(), "web-server")
         try:
             yield self
         finally:
             self.app.closing.set_result(None)  # streams end by themselves
+            await accepting.close()
             await self.shutdown([listener])
             await tasks.close()
             if self._log is not None:
                 with suppress(OSError):  # a full disk costs lines alone
                     self._log.close()
+
+    async def _accept(self, listener: socket.socket, tasks: Tasks) -> None:
+        """Accept connections and shake hands by TLS, with as many at a time as there may be
+        newcomers; a server of asyncio has no limit.
+        """
+        handshakes: dict[asyncio.Task[None], None] = {}
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError:  # for example without free descriptors
+                await asyncio.sleep(_POLL_S)
+                continue
+            task = tasks.start(self._shake_hands(accepted), "web-handshake")
+            handshakes[task] = None
+            task.add_done_callback(lambda done: handshakes.pop(done, None))
+            num_connections = len(handshakes) + len(self.server_state.connections)
+            if len(handshakes) > MAX_NEWCOMERS or num_connections > self.max_connections:
+                oldest = next(iter(handshakes))
+                del handshakes[oldest]
+                oldest.cancel()
+            await asyncio.sleep(0)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        connection = partial(
+            _Connection,
+            self,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        with suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                connection,
+                accepted,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self.options.arrive_s,
+            )
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening, answer the requests that have arrived, and close; what no one reads waits

@@ -17,7 +17,7 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -925,8 +925,11 @@ def test_connections_that_are_refused_are_logged_and_counted_once(
     assert {path for _, path, status in counted if status != 200} == {""}
 
 
-def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a certificate of localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
     command = [
         "openssl",
         "req",
@@ -949,17 +952,37 @@ def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
+    return cert, key
+
+
+def ask_by_tls(site: Site, cert: Path) -> bytes:
+    context = ssl.create_default_context(cafile=str(cert))
+    connection = http.client.HTTPSConnection(
+        "localhost", site.server.port, timeout=10, context=context
+    )
+    connection.request("GET", "/live")
+    with closing(connection):
+        return connection.getresponse().read()
+
+
+def test_tls_is_spoken_with_the_given_files(tls_files: tuple[Path, Path]) -> None:
+    cert, key = tls_files
     with Site(tls_cert=cert, tls_key=key) as site:
-        context = ssl.create_default_context(cafile=str(cert))
-        connection = http.client.HTTPSConnection(
-            "localhost", site.server.port, timeout=10, context=context
-        )
-        connection.request("GET", "/live")
-        assert connection.getresponse().read() == b"live"
-        connection.close()
+        assert ask_by_tls(site, cert) == b"live"
         assert site.server.url.startswith("https://")
     with pytest.raises(ConfigError, match=str(key)):
         WebServer(App(), WebOptions(tls_cert=key, tls_key=key))
+
+
+def test_clients_that_never_shake_hands_make_room_for_others(
+    tls_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorl.web.server.MAX_NEWCOMERS", 2)
+    cert, key = tls_files
+    with Site(tls_cert=cert, tls_key=key) as site, ExitStack() as stack:
+        silent = [stack.enter_context(site.raw()) for _ in range(3)]
+        assert everything(silent[0]) == b""
+        assert ask_by_tls(site, cert) == b"live"
 
 
 @pytest.mark.parametrize(
