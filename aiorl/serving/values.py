@@ -26,6 +26,7 @@ _TOO_LARGE = 1e38  # for a float32 that others are added to
 _EXACT = 1 << 53
 """Up to this, all whole numbers are exact as float64."""
 _FEW = 64
+_MAX_NAME = 100
 _FLOATS = {float}
 _PLAIN = {float, int}
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
@@ -200,7 +201,7 @@ def check_keys(body: Mapping[str, Any], keys: Set[str]) -> None:
         Refusal: it has others.
     """
     if not body.keys() <= keys:
-        name = str(min(body.keys() - keys, key=str))
+        name = str(min(body.keys() - keys, key=str))[:_MAX_NAME]
         hint = nearest(name, keys) or f" Keys: {sorted(keys)}."
         raise Refusal(400, f"There is no key {name!r:.50}.{hint}")
 

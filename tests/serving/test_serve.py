@@ -47,7 +47,7 @@ from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
 from aiorl.serving.tensors import tensors_of
-from aiorl.serving.values import number, parse_value
+from aiorl.serving.values import check_keys, number, parse_value
 from aiorl.web.access import WebOptions
 from aiorl.web.app import Refusal
 from aiorl.web.server import WebServer
@@ -212,12 +212,15 @@ def test_a_client_waits_for_the_port_of_its_server(saved: dict[str, Path]) -> No
 
 def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -> None:
     deep = b"\x91" * 2000 + b"\xc0"
+    too_many = 1 + (1 << 20)
     with connect(served.server.url.replace("http", "ws") + "/ws") as socket:
         for said, fact in [
             (b"", "msgpack"),
             (b"\xc1", "msgpack"),
             (b"\x01\x02", "msgpack"),
             (deep, "msgpack"),
+            (b"\xdd" + too_many.to_bytes(4, "big") + b"\x90" * too_many, "1,048,576"),
+            (f"[{'{},' * too_many}1]", "1,048,576"),
             ("[", "JSON"),
             (f'{{"id": {2**64}}}', "digits"),
             ("[1]", "object"),
@@ -233,12 +236,19 @@ def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -
             answer = socket.recv(10)
             found = json.loads(answer) if isinstance(answer, str) else msgpack.unpackb(answer)
             assert isinstance(answer, str) == isinstance(said, str)
-            assert found["status"] in (400, 410), said
-            assert fact in found["error"], said
+            assert found["status"] in (400, 410, 413), said[:100]
+            assert fact in found["error"], said[:100]
         socket.send('{"id": "mine", "policy": "box", "observation": [0, 0, 0]}')
         assert json.loads(socket.recv(10)).keys() == {"id", "action", "version"}
     metrics = served.ask("/metrics")
     assert 'aiorl_request_seconds_count{path="/ws/end",status="400"} 1.0' in metrics
+
+
+def test_a_name_of_megabytes_is_refused_as_quickly_as_others() -> None:
+    began = time.process_time()
+    with pytest.raises(Refusal, match="no key 'xxx"):
+        check_keys({"x" * (12 << 20): 1}, {"observation"})
+    assert time.process_time() - began < 1.0
 
 
 def test_the_client_works_as_a_copy_without_aiorl_and_numpy(served: Served, tmp_path: Path) -> None:
