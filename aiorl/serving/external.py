@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -600,8 +600,7 @@ class Gate(App):
                 " Try again in a second.",
                 RETRY_SOON,
             )
-        load = Counter(session.arm for session in self._sessions)
-        number = min(self._links, key=load.__getitem__)
+        number = min(self._links, key=self._sessions.num_of_arm.__getitem__)
         session = self._sessions.open("", number)
         try:
             return self._links[number].ask("open", session.id, body)

@@ -46,6 +46,7 @@ from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
+from aiorl.serving.sessions import Sessions
 from aiorl.serving.tensors import tensors_of
 from aiorl.serving.values import check_keys, number, parse_value
 from aiorl.web.access import WebOptions
@@ -639,6 +640,19 @@ def test_requests_of_one_session_in_one_turn_follow_each_other(saved: dict[str, 
     for obs, answer in zip(observations, asyncio.run(all_at_once()), strict=True):
         _, state, columns = policy.compute_single_action(obs, state)
         assert answer["value"] == columns["vf_preds"]
+
+
+def test_the_sessions_of_each_arm_are_counted_as_they_come_and_go() -> None:
+    now = [0.0]
+    sessions = Sessions(10, 100.0, on_expiry=lambda session: None)
+    sessions.clock = lambda: now[0]
+    first, *_ = [sessions.open("policy", arm) for arm in (0, 1, 1)]
+    assert sessions.num_of_arm == {0: 1, 1: 2}
+    sessions.close(first.id)
+    assert sessions.num_of_arm == {1: 2}
+    now[0] = 101.0
+    assert len(sessions) == 0
+    assert sessions.num_of_arm == {}
 
 
 def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> None:
