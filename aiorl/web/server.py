@@ -383,8 +383,10 @@ class _Connection(HttpToolsProtocol):
         self._server = server
         self._app = server.app
         self._options = server.options
-        self._head_bytes = 0
+        self._head_bytes = 0  # also of lines behind a body, or between its parts
         self._is_in_head = False
+        self._is_in_request = False
+        self._has_body = False  # the data parsed last has a part of a body
         # a request for a quick handler, without its body so far
         self._without_body: tuple[RequestResponseCycle, Request] | None = None
         self._rest = b""  # received, but not parsed, because as many requests wait as may
@@ -462,6 +464,7 @@ class _Connection(HttpToolsProtocol):
             self._feed(data[start : start + _MAX_SLICE])
 
     def _feed(self, data: bytes) -> None:
+        self._has_body = False
         super().data_received(data)
         if self._without_body is not None:  # its body takes longer
             cycle, request = self._without_body
@@ -471,6 +474,10 @@ class _Connection(HttpToolsProtocol):
             end_of_last_head = max(0, data.rfind(b"\r\n\r\n"))
             self._head_bytes += len(data) - end_of_last_head
             if self._head_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
+                self._refuse_head()
+        elif self._is_in_request and not self._has_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse_head()
 
     def _wait_for_answers(self) -> None:
@@ -495,10 +502,15 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_in_request = True
         self._is_in_head = True
         self._head_bytes = 0
         if self.deadline == _NEVER:  # the first request has to come within that of the connection
             self.deadline = time.monotonic() + self._options.arrive_s
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # others come behind the body, and are not kept
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.headers) > _MAX_HEADERS:
@@ -507,7 +519,13 @@ class _Connection(HttpToolsProtocol):
         if not self._is_over:
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._has_body = True
+        self._head_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._is_in_request = False
         if self._is_over:
             self.transport.close()
             return

@@ -15,6 +15,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -335,6 +336,29 @@ def test_what_connections_hold_together_is_limited(
         stack.close()
         wait_until(lambda: budget.num_bytes == 0)
         assert site.ask("POST", "/echo/a/end", b"{}")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/quick", "/echo/a/end", "/nothing"])
+@pytest.mark.parametrize("sent", [b"a: b\r\n" * 1000, b"a" * 6000], ids=["headers", "a name"])
+def test_headers_behind_a_body_are_not_kept_and_limited(
+    path: str, sent: bytes, tmp_path: Path
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with Site(token_file=tmp_path / "token") as site, site.raw() as stranger:
+        stranger.sendall(head.encode() + b"1\r\n{\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            stranger.sendall(sent * 2000)
+
+
+def test_small_parts_of_a_body_can_come_one_by_one_with_headers_behind_them() -> None:
+    head = b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with Site() as site, site.raw() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(head)
+        for part in (b"1\r\n", b"{", b"\r\n", b"1\r\n", b"}", b"\r\n", b"0\r\n", b"a: b\r\n\r\n"):
+            connection.sendall(part)
+            time.sleep(0.01)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_does_not_read_its_answers_is_cut_off() -> None:
