@@ -73,8 +73,8 @@ STRANGERS_BYTES = 32 << 20
 process."""
 _MAX_WAITING = 32
 _MAX_SLICE = 512
-"""Requests of a connection that wait for the answer to another one; and bytes that may hold about
-as many of them."""
+"""Requests of a connection that wait for the answer to another one, or are answered in one turn of
+the event loop; and bytes that may hold about as many of them."""
 _MAX_MESSAGES = 256
 _MAX_MESSAGES_SLICE = 8 << 10
 """Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed
@@ -390,6 +390,7 @@ class _Connection(HttpToolsProtocol):
         # a request for a quick handler, without its body so far
         self._without_body: tuple[RequestResponseCycle, Request] | None = None
         self._rest = b""  # received, but not parsed, because as many requests wait as may
+        self._num_answered = 0  # requests for quick handlers, in this turn of the event loop
         self._share = Share(server.strangers)
         self._is_let_in = False
         self._is_over = False  # after a refusal; the rest of its request is not kept
@@ -444,7 +445,7 @@ class _Connection(HttpToolsProtocol):
             self._feed_in_slices(data)
         else:
             self._feed(data)
-            if len(self.pipeline) >= _MAX_WAITING:
+            if self._is_full:
                 self._wait_for_answers()
         # ends of lines without a request
         if is_idle and self.cycle is newest and self.deadline == _NEVER:
@@ -457,7 +458,7 @@ class _Connection(HttpToolsProtocol):
         for start in range(0, len(data), _MAX_SLICE):
             if self.transport.is_closing() or self.transport.get_protocol() is not self:
                 return
-            if len(self.pipeline) >= _MAX_WAITING:
+            if self._is_full:
                 self._rest = data[start:]
                 self._wait_for_answers()
                 return
@@ -480,17 +481,21 @@ class _Connection(HttpToolsProtocol):
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._refuse_head()
 
+    @property
+    def _is_full(self) -> bool:
+        return max(len(self.pipeline), self._num_answered) >= _MAX_WAITING
+
     def _wait_for_answers(self) -> None:
         self.flow.pause_reading()
         self.flow.is_full = True
 
+    def _begin_turn(self) -> None:
+        self._num_answered = 0
+        self._resume()
+
     def _resume(self) -> None:
         """Parse what had to wait."""
-        if (
-            self.flow.is_full
-            and len(self.pipeline) < _MAX_WAITING
-            and not self.transport.is_closing()
-        ):
+        if self.flow.is_full and not self._is_full and not self.transport.is_closing():
             self.flow.is_full = False
             rest = self._rest
             self._rest = b""
@@ -614,6 +619,9 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _answer(self, cycle: RequestResponseCycle, request: Request) -> None:
+        if not self._num_answered:
+            self.loop.call_soon(self._begin_turn)
+        self._num_answered += 1
         began = time.perf_counter()
         ask, status = self._app.quick[request.path]
 

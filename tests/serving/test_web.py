@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -336,6 +337,33 @@ def test_what_connections_hold_together_is_limited(
         stack.close()
         wait_until(lambda: budget.num_bytes == 0)
         assert site.ask("POST", "/echo/a/end", b"{}")[0] == 200
+
+
+def test_many_quick_requests_of_a_client_leave_turns_to_others() -> None:
+    num_requests = 3000
+    request = b"POST /counted HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    turn = 0
+    answered = Counter[int]()
+    site = Site()
+
+    def count(fields: dict[str, Any]) -> dict[str, Any]:
+        answered[turn] += 1
+        return {}
+
+    def begin_turn() -> None:
+        nonlocal turn
+        turn += 1
+        site.loop.call_soon(begin_turn)
+
+    site.app.add_json_route("POST", "/counted", count)
+    with site, socket.create_connection(("127.0.0.1", site.server.port), timeout=10) as client:
+        site.loop.call_soon_threadsafe(begin_turn)
+        site.loop.call_soon_threadsafe(time.sleep, 0.3)  # all of them have arrived after it
+        client.sendall(request * num_requests)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < num_requests:
+            received += client.recv(1 << 20)
+    assert max(answered.values()) < 50
 
 
 @pytest.mark.parametrize("path", ["/quick", "/echo/a/end", "/nothing"])
