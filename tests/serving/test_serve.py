@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -450,6 +451,30 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(
         ("text", "it is a text"),
     ]:
         served.refused({"policy": "filtered-frames", "observation": given}, fact)
+
+
+def test_an_image_takes_no_time_for_chunks_that_its_pixels_do_not_need() -> None:
+    from PIL import Image
+
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    head, rest = file.getvalue()[:33], file.getvalue()[33:]
+
+    def with_chunks(kind: bytes, content: bytes, count: int) -> dict[str, bytes]:
+        checksum = zlib.crc32(kind + content).to_bytes(4, "big")
+        chunk = len(content).to_bytes(4, "big") + kind + content + checksum
+        return {"png": head + chunk * count + rest}
+
+    space = spaces.Box(0, 255, (8, 8), np.uint8)
+    began = time.process_time()
+    profile = b"name\0\0" + zlib.compress(bytes(1 << 20))
+    image = with_chunks(b"iCCP", profile, count=1000)
+    np.testing.assert_array_equal(parse_value(space, image, "observation"), pixels)
+    for kind in (b"teXt", b"IDAT"):
+        with pytest.raises(Refusal, match="too many chunks"):
+            parse_value(space, with_chunks(kind, b"", count=300_000), "observation")
+    assert time.process_time() - began < 1.0
 
 
 def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]) -> None:
