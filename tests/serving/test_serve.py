@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import hypothesis
 import msgpack
@@ -45,6 +46,7 @@ from aiorl.client import RequestRefused
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
+from aiorl.serving import tensors
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
 from aiorl.serving.sessions import Sessions
@@ -451,6 +453,17 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(
         ("text", "it is a text"),
     ]:
         served.refused({"policy": "filtered-frames", "observation": given}, fact)
+
+
+def test_no_more_inputs_are_read_than_a_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock(wraps=tensors._read)
+    monkeypatch.setattr(tensors, "_read", read)
+    space = spaces.Box(-1, 1, (3,), np.float32)
+    model = Mock(observation_space=space, inputs=tensors_of("observation", space))
+    part = {"name": "observation", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with pytest.raises(Refusal, match="each of them once"):
+        tensors.Call(model, json.dumps({"inputs": [part] * 1000}).encode(), "")
+    assert read.call_count == 1
 
 
 def test_an_image_takes_no_time_for_chunks_that_its_pixels_do_not_need() -> None:
