@@ -75,6 +75,8 @@ _MAX_WAITING = 32
 _MAX_SLICE = 512
 """Requests of a connection that wait for the answer to another one, or are answered in one turn of
 the event loop; and bytes that may hold about as many of them."""
+_MAX_SMALL_READ = 16 << 10
+"""Bytes above which no more are read in the same turn of the event loop: each chunk of a body can have one."""
 _MAX_MESSAGES = 256
 _MAX_MESSAGES_SLICE = 8 << 10
 """Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed
@@ -452,6 +454,20 @@ class _Connection(HttpToolsProtocol):
             self.deadline = time.monotonic() + self._options.arrive_s
         if self._is_in_head or self.pipeline or self._rest or self._share.num_bytes:
             self._count_bytes()
+        if len(data) > _MAX_SMALL_READ and self.transport.get_protocol() is self:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read again, in a later turn than much that has arrived: libuv reads up to 32 times in
+        one.
+        """
+        if self.transport.is_closing():
+            return
+        owner = cast("_Connection | _Socket", self.transport.get_protocol())
+        is_paused = owner.flow.read_paused if isinstance(owner, _Connection) else owner.read_paused
+        if not is_paused:
+            self.transport.resume_reading()
 
     def _feed_in_slices(self, data: bytes) -> None:
         """Parse requests until as many wait as may, and keep the rest."""

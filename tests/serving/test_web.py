@@ -32,6 +32,7 @@ pytest.importorskip("httptools")
 
 from gymnasium import spaces
 from processes import wait_until
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -337,6 +338,32 @@ def test_what_connections_hold_together_is_limited(
         stack.close()
         wait_until(lambda: budget.num_bytes == 0)
         assert site.ask("POST", "/echo/a/end", b"{}")[0] == 200
+
+
+def test_a_body_in_many_chunks_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is parsed in a turn than one read brings, 256 KiB."""
+    num_chunks = 200_000
+    head = b"GET /live HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    turn = 0
+    parsed = Counter[int]()
+    with Site() as site, socket.create_connection(("127.0.0.1", site.server.port), 10) as client:
+
+        def begin_turn() -> None:
+            nonlocal turn
+            turn += 1
+            site.loop.call_soon(begin_turn)
+
+        def count(connection: Any, body: bytes) -> None:
+            parsed[turn] += 1
+
+        monkeypatch.setattr(HttpToolsProtocol, "on_body", count)
+        client.sendall(head + b"1\r\nx\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        site.loop.call_soon_threadsafe(begin_turn)
+        site.loop.call_soon_threadsafe(time.sleep, 0.3)  # much has arrived after it
+        client.sendall(b"1\r\nx\r\n" * num_chunks)
+        wait_until(lambda: parsed.total() > num_chunks)
+    assert max(parsed.values()) < 60_000
 
 
 def test_many_quick_requests_of_a_client_leave_turns_to_others() -> None:
