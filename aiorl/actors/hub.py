@@ -603,7 +603,8 @@ class Actors:
         self._flush()
 
     def _on_event(self, event: Event) -> None:
-        if event.kind not in (EventKind.DISCONNECTED, EventKind.SILENT):
+        is_end = event.kind in (EventKind.DISCONNECTED, EventKind.SILENT)
+        if not is_end or not self._session.knows(event.peer):
             return
         self._look_at_children()  # an ended process says more than its connection
         if self._session.knows(event.peer):

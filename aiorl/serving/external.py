@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -40,6 +40,7 @@ from aiorl.serving.sessions import Session, Sessions
 from aiorl.serving.values import check_keys, flag, number, parse_value
 from aiorl.web.access import token_in, token_of
 from aiorl.web.app import (
+    MAX_CONTAINERS,
     RETRY_SOON,
     App,
     JsonHandler,
@@ -73,6 +74,8 @@ _MAX_MESSAGE = 1 << 20
 """Bytes of the requests, or of the answers, that are sent together."""
 _MAX_SESSIONS = 10_000
 _TTL_S = 600.0
+_MAX_CONTAINERS = 2 * MAX_CONTAINERS
+"""Most lists and objects of the requests that are sent together; those of one are within it."""
 _MAX_MAIL = 128 << 20
 _MAX_MAIL_OF_WORKER = 64 << 20
 """Bytes of the requests that all workers, and one of them, may have without having answered
@@ -317,7 +320,7 @@ def _requests_in(message: bytes) -> list[Fields]:
         ConnectionError: it is none.
     """
     try:
-        requests = unpacked(message)
+        requests = unpacked(message, _MAX_CONTAINERS)
     except Refusal as refusal:
         raise ConnectionError(refusal.sentence) from refusal
     if not isinstance(requests, list) or any(
@@ -597,8 +600,7 @@ class Gate(App):
                 " Try again in a second.",
                 RETRY_SOON,
             )
-        load = Counter(session.arm for session in self._sessions)
-        number = min(self._links, key=load.__getitem__)
+        number = min(self._links, key=self._sessions.num_of_arm.__getitem__)
         session = self._sessions.open("", number)
         try:
             return self._links[number].ask("open", session.id, body)

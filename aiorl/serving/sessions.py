@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any, NamedTuple
@@ -75,6 +75,7 @@ class Sessions:
     Attributes:
         ttl_s: seconds that a session is kept after its last request.
         clock: returns the time, in seconds.
+        num_of_arm: number of the open sessions of each arm.
     """
 
     def __init__(
@@ -91,16 +92,13 @@ class Sessions:
         self._max_sessions = max_sessions
         self._on_expiry = on_expiry
         self.clock: Callable[[], float] = time.monotonic
+        self.num_of_arm: Counter[int] = Counter()
         self._open: OrderedDict[str, Session] = OrderedDict()  # by the time of their last request
 
     def __len__(self) -> int:
         """Return the number of open sessions."""
         self._expire()
         return len(self._open)
-
-    def __iter__(self) -> Iterator[Session]:
-        """Return an iterator of the open sessions."""
-        return iter(self._open.values())
 
     def open(self, model: str, arm: int = 0, *, id: str = "", train: bool = True) -> Session:
         """Open a session of a policy.
@@ -128,6 +126,7 @@ class Sessions:
             train=train,
         )
         self._open[session.id] = session
+        self.num_of_arm[arm] += 1
         return session
 
     def find(self, id: Any) -> Session:
@@ -159,7 +158,7 @@ class Sessions:
         Raises:
             Refusal: there is none of that name.
         """
-        self._open.pop(self.find(id).id).drop_episode()
+        self._remove(self.find(id))
 
     def is_open(self, id: str) -> bool:
         """Return True if a session of that name is open."""
@@ -172,5 +171,12 @@ class Sessions:
             session = next(iter(self._open.values()))
             if session.used >= last:
                 return
-            self._open.pop(session.id).drop_episode()
+            self._remove(session)
             self._on_expiry(session)
+
+    def _remove(self, session: Session) -> None:
+        del self._open[session.id]
+        self.num_of_arm[session.arm] -= 1
+        if not self.num_of_arm[session.arm]:
+            del self.num_of_arm[session.arm]
+        session.drop_episode()

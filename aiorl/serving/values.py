@@ -8,6 +8,7 @@ import base64
 import io
 import itertools
 import math
+import struct
 from collections.abc import Mapping, Sequence, Set
 from reprlib import repr as short_repr
 from typing import Any, TypeGuard
@@ -21,11 +22,18 @@ from aiorl.errors import nearest
 from aiorl.process.imports import install_command
 from aiorl.web.app import Refusal
 
+_PNG_SIGNATURE_BYTES = 8
+_CHUNK_HEAD = struct.Struct(">I4s")
+_CHECKSUM_BYTES = 4
+_MAX_SMALL_CHUNKS = 100
+_LEAST_CHUNK_BYTES = 1024
+"""Chunks of a PNG image below this size, and least mean size of others: programs write 8 KiB."""
 _BOOLS = (bool, np.bool_)
 _TOO_LARGE = 1e38  # for a float32 that others are added to
 _EXACT = 1 << 53
 """Up to this, all whole numbers are exact as float64."""
 _FEW = 64
+_MAX_NAME = 100
 _FLOATS = {float}
 _PLAIN = {float, int}
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
@@ -200,7 +208,7 @@ def check_keys(body: Mapping[str, Any], keys: Set[str]) -> None:
         Refusal: it has others.
     """
     if not body.keys() <= keys:
-        name = str(min(body.keys() - keys, key=str))
+        name = str(min(body.keys() - keys, key=str))[:_MAX_NAME]
         hint = nearest(name, keys) or f" Keys: {sorted(keys)}."
         raise Refusal(400, f"There is no key {name!r:.50}.{hint}")
 
@@ -269,6 +277,26 @@ def unpack_array(
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
 
 
+def _with_critical_chunks(png: bytes) -> bytes:
+    """Return a PNG image without the chunks that its pixels don't need: Pillow would unpack a
+    profile of any size.
+
+    Raises:
+        ValueError: it has more chunks than programs write.
+    """
+    at = _PNG_SIGNATURE_BYTES
+    parts = [png[:at]]
+    for _ in range(_MAX_SMALL_CHUNKS + len(png) // _LEAST_CHUNK_BYTES):
+        if at + _CHUNK_HEAD.size > len(png):
+            return b"".join(parts)
+        num_bytes, kind = _CHUNK_HEAD.unpack_from(png, at)
+        end = at + _CHUNK_HEAD.size + num_bytes + _CHECKSUM_BYTES
+        if kind[:1].isupper():  # so it says that it is critical
+            parts.append(png[at:end])
+        at = end
+    raise ValueError("it has too many chunks")
+
+
 def _image(images: Any, shape: tuple[int, ...], name: str) -> Array:
     """Return the array of shape [H, W] or [H, W, C] that one or more PNG images hold."""
     try:
@@ -284,7 +312,7 @@ def _image(images: Any, shape: tuple[int, ...], name: str) -> Array:
         data = _bytes(part, name)
         is_fitting = False
         try:
-            with PngImageFile(io.BytesIO(data)) as image:
+            with PngImageFile(io.BytesIO(_with_critical_chunks(data))) as image:
                 if (  # its pixels are unpacked only if they fit
                     image.mode in ("L", "RGB", "RGBA")
                     and image.size[::-1] == shape[:2]

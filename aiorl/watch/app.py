@@ -139,7 +139,7 @@ class _Pages:
         """Answer with the settings, and the origins that are noted."""
         text = reading.config_text(self._run_of(request).path)
         return Response(
-            _json({"values": reading.settings(text), "origins": dict(NOTED.findall(text))})
+            _json({"values": reading.all_settings(text), "origins": dict(NOTED.findall(text))})
         )
 
     def log(self, request: Request) -> Response:

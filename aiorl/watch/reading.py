@@ -43,6 +43,9 @@ _ENTRY = re.compile(
 )
 _KEYS = re.compile(r"(?m)^(?=\w)")
 """Places in a config's text where its keys begin."""
+_MAX_KEPT_SETTINGS = 64 << 10
+"""Most characters of settings that are kept, in 30 times the memory: another user can change those
+of a run again and again."""
 _FILMS = (".mp4", ".webm", ".gif")
 _MAX_FILMS = 50
 _HEAD = ("algo:", "env:", "seed:", "stop_")
@@ -126,22 +129,27 @@ def config_text(directory: Path) -> str:
     return part_of(directory, CONFIG_FILE, 0, MAX_BYTES)[0].decode("utf-8", "replace")
 
 
-def settings(text: str, pick: Callable[[str], object] = bool) -> Mapping[str, Any]:
-    """Return the values in a config's text, {} if it is damaged.
+def all_settings(text: str) -> Mapping[str, Any]:
+    """Return the values in a config's text, {} if it is damaged."""
+    with contextlib.suppress(ConfigError):
+        return parse_yaml(Path(CONFIG_FILE), text.encode())[0]
+    return {}
+
+
+_kept_settings = functools.lru_cache(maxsize=500)(all_settings)
+
+
+def settings(text: str, pick: Callable[[str], object]) -> Mapping[str, Any]:
+    """Return some of the values in a config's text, which are kept for the next time; {} if they
+    are damaged or too large.
 
     Args:
         text: the text.
         pick: called with the text of each key and its value; those for which it returns False are
             left out.
     """
-    return _parsed("".join(filter(pick, _KEYS.split(text))))
-
-
-@functools.lru_cache(maxsize=1000)
-def _parsed(text: str) -> Mapping[str, Any]:
-    with contextlib.suppress(ConfigError):
-        return parse_yaml(Path(CONFIG_FILE), text.encode())[0]
-    return {}
+    picked = "".join(filter(pick, _KEYS.split(text)))
+    return _kept_settings(picked) if len(picked) <= _MAX_KEPT_SETTINGS else {}
 
 
 # Logs and films
@@ -372,7 +380,7 @@ def experiments(runs: Sequence[Run], metric: str, by: str) -> list[dict[str, Any
     return descriptions
 
 
-@functools.lru_cache(maxsize=2000)
+@functools.lru_cache(maxsize=1000)
 def _curve(path: Path, state: object, metric: str) -> RunCurve:
     """Return the curve of a run with a `signature`, which can be empty."""
     columns, _ = curves(path, num_points=_POINTS, names={STEPS, SECONDS, metric})
@@ -392,6 +400,6 @@ def _curve(path: Path, state: object, metric: str) -> RunCurve:
     )
 
 
-@functools.lru_cache(maxsize=1000)
+@functools.lru_cache(maxsize=500)
 def _band(runs: tuple[RunCurve, ...], by: str) -> Band:
     return band_of(runs, by=by, rng=np.random.default_rng(0))

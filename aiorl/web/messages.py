@@ -21,15 +21,19 @@ import msgpack
 import numpy as np
 
 from aiorl.web.app import (
+    LARGE_BYTES,
+    MAX_CONTAINERS,
     App,
     JsonHandler,
     Refusal,
     Reply,
     WebSocket,
+    collector_off,
     json_response,
     parse_json,
     refusal_of,
     reply_of,
+    too_many_containers,
 )
 
 Note = Callable[[str, str, float], None]
@@ -164,17 +168,42 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no form in msgpack")
 
 
-def unpacked(message: bytes) -> Any:
+def unpacked(message: bytes, max_containers: int = MAX_CONTAINERS) -> Any:
     """Return the value in a message of msgpack.
 
+    Args:
+        message: the message.
+        max_containers: most lists and objects in it.
+
     Raises:
-        Refusal: the message is not valid msgpack.
+        Refusal: the message is not valid msgpack, or has more of them.
     """
     try:
-        return msgpack.unpackb(message, ext_hook=_refuse_extension, max_ext_len=0)  # nor timestamps
+        if len(message) <= LARGE_BYTES:
+            return _unpack(message)
+        count = _counter(max_containers)
+        with collector_off():
+            return _unpack(message, list_hook=count, object_hook=count)
+    except Refusal:
+        raise
     except Exception as error:  # msgpack's errors, ValueError and others: any fault of the message
         raise Refusal(400, f"The message is not valid msgpack: {error}.") from None
 
 
 def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError(f"its extension type {code} is not used here")
+
+
+def _counter(most: int) -> Callable[[Any], Any]:
+    """Return a function that returns its argument; it refuses the call after `most` others."""
+    room = iter(range(most))
+
+    def count(value: Any) -> Any:
+        if next(room, None) is None:
+            raise too_many_containers()
+        return value
+
+    return count
+
+
+_unpack = partial(msgpack.unpackb, ext_hook=_refuse_extension, max_ext_len=0)  # nor timestamps

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 import ssl
 import sys
 import time
@@ -72,8 +73,10 @@ STRANGERS_BYTES = 32 << 20
 process."""
 _MAX_WAITING = 32
 _MAX_SLICE = 512
-"""Requests of a connection that wait for the answer to another one; and bytes that may hold about
-as many of them."""
+"""Requests of a connection that wait for the answer to another one, or are answered in one turn of
+the event loop; and bytes that may hold about as many of them."""
+_MAX_SMALL_READ = 16 << 10
+"""Bytes above which no more are read in the same turn of the event loop: each chunk of a body can have one."""
 _MAX_MESSAGES = 256
 _MAX_MESSAGES_SLICE = 8 << 10
 """Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed
@@ -173,22 +176,67 @@ class WebServer(uvicorn.Server):
         self.port = listener.getsockname()[1]
         self.url = url_of(self.options, listener)
         self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup([listener])
+        accepting = Tasks(lambda error: None)  # which it has logged
+        if self.config.ssl is None:
+            await self.startup([listener])
+        else:
+            self.servers = []
+            accepting.start(self._accept(listener, accepting), "web-accept")
         if self.config.ssl is None and not is_loopback(self.options.host):
             logger.warning(
                 "%s is not encrypted: others on its way can read requests and the token", self.url
             )
-        tasks = Tasks(lambda error: None)  # which it has logged
+        tasks = Tasks(lambda error: None)
         tasks.start(self.main_loop(), "web-server")
         try:
             yield self
         finally:
             self.app.closing.set_result(None)  # streams end by themselves
+            await accepting.close()
             await self.shutdown([listener])
             await tasks.close()
             if self._log is not None:
                 with suppress(OSError):  # a full disk costs lines alone
                     self._log.close()
+
+    async def _accept(self, listener: socket.socket, tasks: Tasks) -> None:
+        """Accept connections and shake hands by TLS, with as many at a time as there may be
+        newcomers; a server of asyncio has no limit.
+        """
+        handshakes: dict[asyncio.Task[None], None] = {}
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError:  # for example without free descriptors
+                await asyncio.sleep(_POLL_S)
+                continue
+            task = tasks.start(self._shake_hands(accepted), "web-handshake")
+            handshakes[task] = None
+            task.add_done_callback(lambda done: handshakes.pop(done, None))
+            num_connections = len(handshakes) + len(self.server_state.connections)
+            if len(handshakes) > MAX_NEWCOMERS or num_connections > self.max_connections:
+                oldest = next(iter(handshakes))
+                del handshakes[oldest]
+                oldest.cancel()
+            await asyncio.sleep(0)
+
+    async def _shake_hands(self, accepted: socket.socket) -> None:
+        connection = partial(
+            _Connection,
+            self,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        with suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                connection,
+                accepted,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self.options.arrive_s,
+            )
 
     async def shutdown(self, sockets: Any = None) -> None:
         """Stop listening, answer the requests that have arrived, and close; what no one reads waits
@@ -337,11 +385,14 @@ class _Connection(HttpToolsProtocol):
         self._server = server
         self._app = server.app
         self._options = server.options
-        self._head_bytes = 0
+        self._head_bytes = 0  # also of lines behind a body, or between its parts
         self._is_in_head = False
+        self._is_in_request = False
+        self._has_body = False  # the data parsed last has a part of a body
         # a request for a quick handler, without its body so far
         self._without_body: tuple[RequestResponseCycle, Request] | None = None
         self._rest = b""  # received, but not parsed, because as many requests wait as may
+        self._num_answered = 0  # requests for quick handlers, in this turn of the event loop
         self._share = Share(server.strangers)
         self._is_let_in = False
         self._is_over = False  # after a refusal; the rest of its request is not kept
@@ -396,26 +447,41 @@ class _Connection(HttpToolsProtocol):
             self._feed_in_slices(data)
         else:
             self._feed(data)
-            if len(self.pipeline) >= _MAX_WAITING:
+            if self._is_full:
                 self._wait_for_answers()
         # ends of lines without a request
         if is_idle and self.cycle is newest and self.deadline == _NEVER:
             self.deadline = time.monotonic() + self._options.arrive_s
         if self._is_in_head or self.pipeline or self._rest or self._share.num_bytes:
             self._count_bytes()
+        if len(data) > _MAX_SMALL_READ and self.transport.get_protocol() is self:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read again, in a later turn than much that has arrived: libuv reads up to 32 times in
+        one.
+        """
+        if self.transport.is_closing():
+            return
+        owner = cast("_Connection | _Socket", self.transport.get_protocol())
+        is_paused = owner.flow.read_paused if isinstance(owner, _Connection) else owner.read_paused
+        if not is_paused:
+            self.transport.resume_reading()
 
     def _feed_in_slices(self, data: bytes) -> None:
         """Parse requests until as many wait as may, and keep the rest."""
         for start in range(0, len(data), _MAX_SLICE):
             if self.transport.is_closing() or self.transport.get_protocol() is not self:
                 return
-            if len(self.pipeline) >= _MAX_WAITING:
+            if self._is_full:
                 self._rest = data[start:]
                 self._wait_for_answers()
                 return
             self._feed(data[start : start + _MAX_SLICE])
 
     def _feed(self, data: bytes) -> None:
+        self._has_body = False
         super().data_received(data)
         if self._without_body is not None:  # its body takes longer
             cycle, request = self._without_body
@@ -426,18 +492,26 @@ class _Connection(HttpToolsProtocol):
             self._head_bytes += len(data) - end_of_last_head
             if self._head_bytes > _MAX_HEAD_BYTES or len(self.headers) > _MAX_HEADERS:
                 self._refuse_head()
+        elif self._is_in_request and not self._has_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._refuse_head()
+
+    @property
+    def _is_full(self) -> bool:
+        return max(len(self.pipeline), self._num_answered) >= _MAX_WAITING
 
     def _wait_for_answers(self) -> None:
         self.flow.pause_reading()
         self.flow.is_full = True
 
+    def _begin_turn(self) -> None:
+        self._num_answered = 0
+        self._resume()
+
     def _resume(self) -> None:
         """Parse what had to wait."""
-        if (
-            self.flow.is_full
-            and len(self.pipeline) < _MAX_WAITING
-            and not self.transport.is_closing()
-        ):
+        if self.flow.is_full and not self._is_full and not self.transport.is_closing():
             self.flow.is_full = False
             rest = self._rest
             self._rest = b""
@@ -449,10 +523,15 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_in_request = True
         self._is_in_head = True
         self._head_bytes = 0
         if self.deadline == _NEVER:  # the first request has to come within that of the connection
             self.deadline = time.monotonic() + self._options.arrive_s
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # others come behind the body, and are not kept
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.headers) > _MAX_HEADERS:
@@ -461,7 +540,13 @@ class _Connection(HttpToolsProtocol):
         if not self._is_over:
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._has_body = True
+        self._head_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._is_in_request = False
         if self._is_over:
             self.transport.close()
             return
@@ -550,6 +635,9 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _answer(self, cycle: RequestResponseCycle, request: Request) -> None:
+        if not self._num_answered:
+            self.loop.call_soon(self._begin_turn)
+        self._num_answered += 1
         began = time.perf_counter()
         ask, status = self._app.quick[request.path]
 

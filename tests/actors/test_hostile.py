@@ -7,11 +7,13 @@ import gc
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import numpy as np
 import pytest
 from actor_things import Counter
+from zmtp import RawPeer
 
 from aiorl.actors import actor_session as up
 from aiorl.actors.actor_session import ActorSession, Identity, LinkState
@@ -26,6 +28,7 @@ from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.format import ARRAY_REF
+from aiorl.process.children import Children
 
 NO_ARGS: dict[str, Any] = {"args": [], "kwargs": {}}
 MAX_BYTES = 1 << 20
@@ -221,6 +224,24 @@ async def test_a_stream_takes_no_more_items_than_it_has_asked_for() -> None:
 
 # Over sockets
 # --------------------------------------------------------------------------------------------------
+
+
+async def test_strangers_who_leave_cost_no_look_at_the_processes_of_all_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Mock()
+    async with asyncio.timeout(60), Actors(bind="tcp://127.0.0.1:0", insecure=True) as actors:
+        await actors.start(Counter, 100)
+        monkeypatch.setattr("aiorl.actors.hub._TICK_S", 60.0)
+        await asyncio.sleep(0.3)
+        with monkeypatch.context() as patch:
+            patch.setattr(Children, "poll", looks)
+            for _ in range(10):
+                stranger = await asyncio.to_thread(RawPeer, int(actors.address.rpartition(":")[2]))
+                with stranger:
+                    stranger.send(b"x")
+            await asyncio.sleep(0.5)
+    assert not looks.called
 
 
 async def test_a_joined_process_that_floods_is_cut_off_and_the_other_actors_answer() -> None:

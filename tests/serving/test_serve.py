@@ -18,11 +18,13 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import hypothesis
 import msgpack
@@ -44,10 +46,12 @@ from aiorl.client import RequestRefused
 from aiorl.errors import CheckpointError, ConfigError
 from aiorl.process.imports import python_path
 from aiorl.process.tasks import new_event_loop
+from aiorl.serving import tensors
 from aiorl.serving.models import Models
 from aiorl.serving.service import Service
+from aiorl.serving.sessions import Sessions
 from aiorl.serving.tensors import tensors_of
-from aiorl.serving.values import number, parse_value
+from aiorl.serving.values import check_keys, number, parse_value
 from aiorl.web.access import WebOptions
 from aiorl.web.app import Refusal
 from aiorl.web.server import WebServer
@@ -212,12 +216,15 @@ def test_a_client_waits_for_the_port_of_its_server(saved: dict[str, Path]) -> No
 
 def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -> None:
     deep = b"\x91" * 2000 + b"\xc0"
+    too_many = 1 + (1 << 20)
     with connect(served.server.url.replace("http", "ws") + "/ws") as socket:
         for said, fact in [
             (b"", "msgpack"),
             (b"\xc1", "msgpack"),
             (b"\x01\x02", "msgpack"),
             (deep, "msgpack"),
+            (b"\xdd" + too_many.to_bytes(4, "big") + b"\x90" * too_many, "1,048,576"),
+            (f"[{'{},' * too_many}1]", "1,048,576"),
             ("[", "JSON"),
             (f'{{"id": {2**64}}}', "digits"),
             ("[1]", "object"),
@@ -233,12 +240,19 @@ def test_bad_messages_are_answered_and_cost_the_socket_nothing(served: Served) -
             answer = socket.recv(10)
             found = json.loads(answer) if isinstance(answer, str) else msgpack.unpackb(answer)
             assert isinstance(answer, str) == isinstance(said, str)
-            assert found["status"] in (400, 410), said
-            assert fact in found["error"], said
+            assert found["status"] in (400, 410, 413), said[:100]
+            assert fact in found["error"], said[:100]
         socket.send('{"id": "mine", "policy": "box", "observation": [0, 0, 0]}')
         assert json.loads(socket.recv(10)).keys() == {"id", "action", "version"}
     metrics = served.ask("/metrics")
     assert 'aiorl_request_seconds_count{path="/ws/end",status="400"} 1.0' in metrics
+
+
+def test_a_name_of_megabytes_is_refused_as_quickly_as_others() -> None:
+    began = time.process_time()
+    with pytest.raises(Refusal, match="no key 'xxx"):
+        check_keys({"x" * (12 << 20): 1}, {"observation"})
+    assert time.process_time() - began < 1.0
 
 
 def test_the_client_works_as_a_copy_without_aiorl_and_numpy(served: Served, tmp_path: Path) -> None:
@@ -441,6 +455,41 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(
         served.refused({"policy": "filtered-frames", "observation": given}, fact)
 
 
+def test_no_more_inputs_are_read_than_a_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock(wraps=tensors._read)
+    monkeypatch.setattr(tensors, "_read", read)
+    space = spaces.Box(-1, 1, (3,), np.float32)
+    model = Mock(observation_space=space, inputs=tensors_of("observation", space))
+    part = {"name": "observation", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with pytest.raises(Refusal, match="each of them once"):
+        tensors.Call(model, json.dumps({"inputs": [part] * 1000}).encode(), "")
+    assert read.call_count == 1
+
+
+def test_an_image_takes_no_time_for_chunks_that_its_pixels_do_not_need() -> None:
+    from PIL import Image
+
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    head, rest = file.getvalue()[:33], file.getvalue()[33:]
+
+    def with_chunks(kind: bytes, content: bytes, count: int) -> dict[str, bytes]:
+        checksum = zlib.crc32(kind + content).to_bytes(4, "big")
+        chunk = len(content).to_bytes(4, "big") + kind + content + checksum
+        return {"png": head + chunk * count + rest}
+
+    space = spaces.Box(0, 255, (8, 8), np.uint8)
+    began = time.process_time()
+    profile = b"name\0\0" + zlib.compress(bytes(1 << 20))
+    image = with_chunks(b"iCCP", profile, count=1000)
+    np.testing.assert_array_equal(parse_value(space, image, "observation"), pixels)
+    for kind in (b"teXt", b"IDAT"):
+        with pytest.raises(Refusal, match="too many chunks"):
+            parse_value(space, with_chunks(kind, b"", count=300_000), "observation")
+    assert time.process_time() - began < 1.0
+
+
 def test_a_bad_request_says_what_is_wrong(served: Served, saved: dict[str, Path]) -> None:
     good, deep = [0.1, 0.2, 0.3], json.loads("[" * 900 + "]" * 900)
     for said, fact in [
@@ -629,6 +678,19 @@ def test_requests_of_one_session_in_one_turn_follow_each_other(saved: dict[str, 
     for obs, answer in zip(observations, asyncio.run(all_at_once()), strict=True):
         _, state, columns = policy.compute_single_action(obs, state)
         assert answer["value"] == columns["vf_preds"]
+
+
+def test_the_sessions_of_each_arm_are_counted_as_they_come_and_go() -> None:
+    now = [0.0]
+    sessions = Sessions(10, 100.0, on_expiry=lambda session: None)
+    sessions.clock = lambda: now[0]
+    first, *_ = [sessions.open("policy", arm) for arm in (0, 1, 1)]
+    assert sessions.num_of_arm == {0: 1, 1: 2}
+    sessions.close(first.id)
+    assert sessions.num_of_arm == {1: 2}
+    now[0] = 101.0
+    assert len(sessions) == 0
+    assert sessions.num_of_arm == {}
 
 
 def test_sessions_are_bounded_and_end_after_a_time(saved: dict[str, Path]) -> None:

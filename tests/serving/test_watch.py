@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -36,7 +37,15 @@ from aiorl.launch.job import Job
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.status import part_of
 from aiorl.watch.metrics import Collector
-from aiorl.watch.reading import Run, Runs, config_text, curves, experiments, log_entries
+from aiorl.watch.reading import (
+    Run,
+    Runs,
+    all_settings,
+    config_text,
+    curves,
+    experiments,
+    log_entries,
+)
 from aiorl.web.ports import Ports
 
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -220,6 +229,22 @@ def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> No
     assert (second["runs"], second["at"][-1]) == (["b"], 10.0)
     assert first["at"][-1] <= 10.0  # with the first of its runs
     assert experiments(runs, "no such figure", "steps") == []
+
+
+def test_settings_of_any_size_that_change_again_and_again_take_no_memory(tmp_path: Path) -> None:
+    make_run(tmp_path / "large", 20)
+    config = tmp_path / "large" / "config.yaml"
+    runs = Runs(tmp_path)
+    tracemalloc.start()
+    try:
+        for number in range(6):
+            config.write_text(f"algo: ppo\nenv: {number}{'x' * 500_000}\n")
+            assert [run["name"] for run in runs.glances()] == ["large"]
+            assert len(experiments([*runs.find().values()], "learner/loss", "steps")) == 1
+        assert tracemalloc.get_traced_memory()[0] < 3 << 20
+    finally:
+        tracemalloc.stop()
+    assert all_settings(config_text(config.parent)).keys() == {"algo", "env"}
 
 
 # Answers

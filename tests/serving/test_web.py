@@ -15,9 +15,11 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,6 +32,7 @@ pytest.importorskip("httptools")
 
 from gymnasium import spaces
 from processes import wait_until
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -335,6 +338,82 @@ def test_what_connections_hold_together_is_limited(
         stack.close()
         wait_until(lambda: budget.num_bytes == 0)
         assert site.ask("POST", "/echo/a/end", b"{}")[0] == 200
+
+
+def test_a_body_in_many_chunks_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is parsed in a turn than one read brings, 256 KiB."""
+    num_chunks = 200_000
+    head = b"GET /live HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    turn = 0
+    parsed = Counter[int]()
+    with Site() as site, socket.create_connection(("127.0.0.1", site.server.port), 10) as client:
+
+        def begin_turn() -> None:
+            nonlocal turn
+            turn += 1
+            site.loop.call_soon(begin_turn)
+
+        def count(connection: Any, body: bytes) -> None:
+            parsed[turn] += 1
+
+        monkeypatch.setattr(HttpToolsProtocol, "on_body", count)
+        client.sendall(head + b"1\r\nx\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        site.loop.call_soon_threadsafe(begin_turn)
+        site.loop.call_soon_threadsafe(time.sleep, 0.3)  # much has arrived after it
+        client.sendall(b"1\r\nx\r\n" * num_chunks)
+        wait_until(lambda: parsed.total() > num_chunks)
+    assert max(parsed.values()) < 60_000
+
+
+def test_many_quick_requests_of_a_client_leave_turns_to_others() -> None:
+    num_requests = 3000
+    request = b"POST /counted HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    turn = 0
+    answered = Counter[int]()
+    site = Site()
+
+    def count(fields: dict[str, Any]) -> dict[str, Any]:
+        answered[turn] += 1
+        return {}
+
+    def begin_turn() -> None:
+        nonlocal turn
+        turn += 1
+        site.loop.call_soon(begin_turn)
+
+    site.app.add_json_route("POST", "/counted", count)
+    with site, socket.create_connection(("127.0.0.1", site.server.port), timeout=10) as client:
+        site.loop.call_soon_threadsafe(begin_turn)
+        site.loop.call_soon_threadsafe(time.sleep, 0.3)  # all of them have arrived after it
+        client.sendall(request * num_requests)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < num_requests:
+            received += client.recv(1 << 20)
+    assert max(answered.values()) < 50
+
+
+@pytest.mark.parametrize("path", ["/quick", "/echo/a/end", "/nothing"])
+@pytest.mark.parametrize("sent", [b"a: b\r\n" * 1000, b"a" * 6000], ids=["headers", "a name"])
+def test_headers_behind_a_body_are_not_kept_and_limited(
+    path: str, sent: bytes, tmp_path: Path
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with Site(token_file=tmp_path / "token") as site, site.raw() as stranger:
+        stranger.sendall(head.encode() + b"1\r\n{\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            stranger.sendall(sent * 2000)
+
+
+def test_small_parts_of_a_body_can_come_one_by_one_with_headers_behind_them() -> None:
+    head = b"POST /echo/a/end HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    with Site() as site, site.raw() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(head)
+        for part in (b"1\r\n", b"{", b"\r\n", b"1\r\n", b"}", b"\r\n", b"0\r\n", b"a: b\r\n\r\n"):
+            connection.sendall(part)
+            time.sleep(0.01)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_a_client_that_does_not_read_its_answers_is_cut_off() -> None:
@@ -925,8 +1004,11 @@ def test_connections_that_are_refused_are_logged_and_counted_once(
     assert {path for _, path, status in counted if status != 200} == {""}
 
 
-def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a certificate of localhost, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
     command = [
         "openssl",
         "req",
@@ -949,17 +1031,37 @@ def test_tls_is_spoken_with_the_given_files(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
+    return cert, key
+
+
+def ask_by_tls(site: Site, cert: Path) -> bytes:
+    context = ssl.create_default_context(cafile=str(cert))
+    connection = http.client.HTTPSConnection(
+        "localhost", site.server.port, timeout=10, context=context
+    )
+    connection.request("GET", "/live")
+    with closing(connection):
+        return connection.getresponse().read()
+
+
+def test_tls_is_spoken_with_the_given_files(tls_files: tuple[Path, Path]) -> None:
+    cert, key = tls_files
     with Site(tls_cert=cert, tls_key=key) as site:
-        context = ssl.create_default_context(cafile=str(cert))
-        connection = http.client.HTTPSConnection(
-            "localhost", site.server.port, timeout=10, context=context
-        )
-        connection.request("GET", "/live")
-        assert connection.getresponse().read() == b"live"
-        connection.close()
+        assert ask_by_tls(site, cert) == b"live"
         assert site.server.url.startswith("https://")
     with pytest.raises(ConfigError, match=str(key)):
         WebServer(App(), WebOptions(tls_cert=key, tls_key=key))
+
+
+def test_clients_that_never_shake_hands_make_room_for_others(
+    tls_files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorl.web.server.MAX_NEWCOMERS", 2)
+    cert, key = tls_files
+    with Site(tls_cert=cert, tls_key=key) as site, ExitStack() as stack:
+        silent = [stack.enter_context(site.raw()) for _ in range(3)]
+        assert everything(silent[0]) == b""
+        assert ask_by_tls(site, cert) == b"live"
 
 
 @pytest.mark.parametrize(

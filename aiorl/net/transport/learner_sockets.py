@@ -119,12 +119,13 @@ class LearnerSockets:
         self.path = bind_local(pair, self.port)
         logger.info("workers of this user on this host find the learner at %s", self.path)
 
+    @property
+    def is_deleted(self) -> bool:
+        """True if the socket files were deleted, for example because their user has logged out."""
+        return self.path is not None and not self.path.is_socket()
+
     def bind_deleted(self) -> None:
-        """Bind again if the socket files were deleted, for example because their user has logged
-        out.
-        """
-        if self.path is None or self.path.is_socket():
-            return
+        """Bind to the socket files again."""
         try:
             self.path = bind_local((self.router, self.xpub), self.port)
         except SecurityError as error:

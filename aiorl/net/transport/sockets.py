@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import zmq
@@ -55,7 +55,9 @@ _WATCHED = int(
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _EVENT = struct.Struct("=HI")
-_MAX_DRAINED = 100_000
+_AT_ONCE_S = 0.005
+"""Seconds within which libzmq's events fill no queue."""
+_MAKE_ROOM_S = 1.0
 _names = itertools.count()
 BROADCAST_HEAD = struct.Struct("<8sQ")
 """First frame of a broadcast: the learner endpoint's random epoch, and its number of broadcasts so
@@ -375,7 +377,9 @@ class SocketMonitor:
 
     Events wait in a bounded queue. While it is full, ZeroMQ's own thread waits with the next event,
     and so do all of its sockets. This slows down peers that open connections faster than we can
-    look at them.
+    look at them. That thread then also holds a lock that binding the watched socket needs, as does
+    disabling the monitor. pyzmq would wait for it with the interpreter's lock, and so forever:
+    `make_room` first.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], handler: Callable[[int, int], None]) -> None:
@@ -387,21 +391,46 @@ class SocketMonitor:
         self._pair.connect(address)
         self.pump = SocketPump(self._pair, self._receive)
 
+    @contextlib.contextmanager
+    def make_room(self) -> Iterator[bool]:
+        """Keep the queue from being full during a block of some milliseconds; the events that were
+        in it are handled after the block.
+
+        Yields:
+            False if events come too fast for that.
+        """
+        heads: list[bytes] = []
+        try:
+            yield self._empty(heads.append)
+        finally:
+            for head in heads:
+                self._handle(head)
+
     def close(self) -> None:
         """Stop monitoring."""
         self.pump.close()
-        if not self._socket.closed:
-            # While its queue is full, ZeroMQ's thread waits for room and holds a lock that
-            # disabling the monitor needs. Once the queue has been emptied, it has more room than
-            # can fill in between.
-            with contextlib.suppress(zmq.Again):
-                for _ in range(_MAX_DRAINED):
-                    self._pair.recv_multipart(zmq.DONTWAIT)
+        if not self._socket.closed and self._empty(lambda head: None):
             self._socket.disable_monitor()
         self._pair.close(0)
 
+    def _empty(self, take: Callable[[bytes], None]) -> bool:
+        until = time.perf_counter() + _MAKE_ROOM_S
+        while (asked := time.perf_counter()) < until:
+            try:
+                head, *_ = self._pair.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                # another thread may have had the interpreter's lock since the queue was empty
+                if time.perf_counter() - asked < _AT_ONCE_S:
+                    return True
+            else:
+                take(head)
+        return False
+
     def _receive(self) -> None:
         head, *_ = self._pair.recv_multipart(zmq.DONTWAIT)
+        self._handle(head)
+
+    def _handle(self, head: bytes) -> None:
         event, value = _EVENT.unpack(head)
         self._handler(event, value)
 

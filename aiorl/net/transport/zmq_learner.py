@@ -5,6 +5,7 @@ broadcasts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections import deque
@@ -341,7 +342,11 @@ class ZmqLearnerEndpoint:
 
     def _bind_deleted(self) -> None:
         self._timers.start("files", _LOOK_FOR_FILES_S, self._bind_deleted)
-        self._sockets.bind_deleted()
+        if not self._sockets.is_deleted:
+            return
+        with contextlib.ExitStack() as stack:
+            if all(stack.enter_context(port.monitor.make_room()) for port in self._ports):
+                self._sockets.bind_deleted()
 
     def _release(self) -> None:
         self._sockets.release()

@@ -40,6 +40,9 @@ JSONL_FILE = "result.jsonl"
 MAX_LINE_BYTES = 16 << 20
 """Longest line of result.jsonl that aiorl writes; a longer one means that the file is damaged or of
 another kind."""
+_MAX_CONTAINERS = 1 << 18
+"""Most lists and objects in a line that is read: millions of empty ones would stop all threads of
+its reader for seconds."""
 
 _SHORT_NAMES = {"mlflow": "aiorl.tracking:MLflow", "wandb": "aiorl.tracking:WandB"}
 """Short names of loggers, which are also the names of the packages that they need."""
@@ -567,6 +570,8 @@ def results_in(
 def result_of(line: bytes) -> dict[str, Any] | None:
     """Return the result in a line of result.jsonl, or None if the line is damaged."""
     value = None
+    if line.count(b"[") + line.count(b"{") > _MAX_CONTAINERS:
+        return None
     try:
         value = orjson.loads(line)
     except ValueError:

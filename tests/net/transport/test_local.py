@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -183,6 +184,40 @@ async def test_deleted_sockets_are_made_again(stage, place, monkeypatch):
     late = await stage.joined(learner.endpoint.address, limits=FAST)
     for worker in (early, late):
         await stage.exchange(learner, worker)
+
+
+_BIND_AGAIN = """
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+from aiorl.net.transport import zmq_learner
+
+zmq_learner._LOOK_FOR_FILES_S = 0.0
+
+
+async def main():
+    learner = zmq_learner.ZmqLearnerEndpoint("tcp://127.0.0.1:0")
+    learner.start()
+    path = Path(learner.local_address.removeprefix("ipc://"))
+    for _ in range(1500):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(path))
+    time.sleep(1.0)  # the loop is busy, and ZeroMQ's thread waits for it
+    path.unlink()
+    while not path.exists():
+        await asyncio.sleep(0.01)
+    await learner.close()
+
+
+asyncio.run(main())
+"""
+
+
+def test_deleted_sockets_are_made_again_while_connections_storm_in(place):
+    """In a process of its own, which could stand still forever."""
+    subprocess.run([sys.executable, "-c", _BIND_AGAIN], check=True, timeout=60)
 
 
 def _open_to_others(place, tmp_path):

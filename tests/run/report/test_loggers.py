@@ -213,6 +213,12 @@ def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
     assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
 
 
+def test_a_line_of_too_many_empty_lists_is_skipped(tmp_path: Path) -> None:
+    lists = b"[]," * (1 << 18)
+    (tmp_path / JSONL_FILE).write_bytes(b'{"a": 1}\n{"a": [%b1]}\n{"a": 2}\n' % lists)
+    assert read_results(tmp_path) == [{"a": 1}, {"a": 2}]
+
+
 def test_the_number_of_columns_is_limited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / CSV_FILE
     logger = both(tmp_path)
