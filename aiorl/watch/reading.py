@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import math
 import re
 import statistics
@@ -141,7 +142,8 @@ _kept_settings = functools.lru_cache(maxsize=500)(all_settings)
 
 def settings(text: str, pick: Callable[[str], object]) -> Mapping[str, Any]:
     """Return some of the values in a config's text, which are kept for the next time; {} if they
-    are damaged or too large.
+    are damaged. Values that are too large to keep become a digest, so that those of two runs still
+    differ.
 
     Args:
         text: the text.
@@ -149,7 +151,9 @@ def settings(text: str, pick: Callable[[str], object]) -> Mapping[str, Any]:
             left out.
     """
     picked = "".join(filter(pick, _KEYS.split(text)))
-    return _kept_settings(picked) if len(picked) <= _MAX_KEPT_SETTINGS else {}
+    if len(picked) > _MAX_KEPT_SETTINGS:
+        return {"digest": hashlib.sha256(picked.encode()).hexdigest()}
+    return _kept_settings(picked)
 
 
 # Logs and films

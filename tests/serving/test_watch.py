@@ -233,14 +233,15 @@ def test_runs_that_differ_only_in_their_seed_are_one_curve(tmp_path: Path) -> No
 
 def test_settings_of_any_size_that_change_again_and_again_take_no_memory(tmp_path: Path) -> None:
     make_run(tmp_path / "large", 20)
+    make_run(tmp_path / "other", 20, config="env_config: " + "y" * 100_000)
     config = tmp_path / "large" / "config.yaml"
     runs = Runs(tmp_path)
     tracemalloc.start()
     try:
         for number in range(6):
             config.write_text(f"algo: ppo\nenv: {number}{'x' * 500_000}\n")
-            assert [run["name"] for run in runs.glances()] == ["large"]
-            assert len(experiments([*runs.find().values()], "learner/loss", "steps")) == 1
+            assert {run["name"] for run in runs.glances()} == {"large", "other"}
+            assert len(experiments([*runs.find().values()], "learner/loss", "steps")) == 2
         assert tracemalloc.get_traced_memory()[0] < 3 << 20
     finally:
         tracemalloc.stop()
