@@ -290,8 +290,10 @@ def test_endless_messages_of_many_strangers_together_take_little_memory(start):
         for _ in range(120):  # together, they would take 900 MB
             flooder = stack.enter_context(learner.peer())
             assert _is_served(flooder)
+            payload = frame(b"", more=True) * 120_000
             with contextlib.suppress(OSError):  # cut off already
-                flooder.socket.sendall(frame(b"", more=True) * 120_000)
+                flooder.socket.sendall(payload)
+            time.sleep(len(payload) / _FLOOD_BYTES_PER_S)
         learner.told('"dropped"')
         assert _is_served(honest)
         assert _peak_mb(learner.pid) < before_mb + 600, "each of them would be let alone"
