@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import forked_children
@@ -20,6 +22,7 @@ import pytest
 from actor_things import Counter, double, make_counter
 
 from aiorl.actors.hub import Actors
+from aiorl.config.code import import_object
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
 from aiorl.process.children import RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import new_event_loop
@@ -112,6 +115,29 @@ def test_a_function_can_make_the_object_of_an_actor() -> None:
         assert await actors.broadcast(counters, "add", 1) == [6, 6]
 
     with_actors(use)
+
+
+def test_a_script_without_a_main_guard_does_not_begin_again_in_its_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+    import asyncio
+    import aiorl
+
+    class Own:
+        pass
+
+    async def main():
+        async with aiorl.Actors():
+            pass
+
+    asyncio.run(main())
+    """
+    (tmp_path / "unguarded_actors.py").write_text(textwrap.dedent(program))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="starts actors while it is imported") as caught:
+        import_object("unguarded_actors:Own", key="the class of an actor")
+    assert "__name__" in caught.value.hint
 
 
 def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone(
