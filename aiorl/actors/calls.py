@@ -83,7 +83,7 @@ def public_method(target: Any, name: str) -> Callable[..., Any]:
     if not name.startswith("_"):
         method = getattr(target, name, None)
     if not callable(method):
-        raise AttributeError(f"a {type(target).__name__} has no public method {name!r}")
+        raise AttributeError(f"it has no public method {name!r}")
     return method
 
 

@@ -439,7 +439,10 @@ class _Reader:
 
     def _code(self, content: Any) -> Any:
         if not self.imports_code:
-            raise TypeError("only a hub can name code")
+            raise RemoteProtocolError(
+                f"an actor can't send the class or function {content!r:.200}: send data, such as its"
+                " name"
+            )
         return import_object(content, key="a value")
 
 

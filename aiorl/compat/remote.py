@@ -315,7 +315,7 @@ class _RemoteActor:
             return
         try:
             args = call.arguments.packed_with_shared(self._values)
-            begun = self._handle.result().__begin__(call.method, args)
+            begun = self._handle.result().__prepare__(call.method, args)
         except asyncio.CancelledError:
             lost = ActorLost(self._name, "it was ended before it had started")
             call.future.set_exception(lost)
@@ -325,6 +325,7 @@ class _RemoteActor:
             return
         begun.method = f"{self._name}.{call.method}"
         begun.make_later = _handle_of
+        begun.send()
         self._begun.add(begun)
         # the closure keeps shared arguments until the call has ended
         begun.add_done_callback(functools.partial(self._ended, call))

@@ -153,9 +153,9 @@ def test_code_that_an_actor_names_is_imported_neither_here_nor_by_another_actor(
     shared: Any,
 ) -> None:
     ref = shared.as_it_is.remote(Counter)
-    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+    with pytest.raises(RemoteProtocolError, match=r"remote_counters:Counter.* send data"):
         aiorl.get(ref)
-    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+    with pytest.raises(RemoteProtocolError, match="an actor can't send"):
         aiorl.get(shared.same.remote(ref))
 
 
@@ -216,6 +216,13 @@ def test_a_decorated_class_has_its_options_and_makes_plain_objects_too() -> None
     other = things.Decorated.options(num_cpus=0.5, num_gpus=0).remote(1)
     assert aiorl.get(other.variable.remote("OMP_NUM_THREADS")) == "1"
     assert aiorl.get(other.variable.remote("CUDA_VISIBLE_DEVICES")) == ""
+    with pytest.raises(
+        RemoteError, match=r"^Decorated.nothing .* it has no public method 'nothing'"
+    ):
+        aiorl.get(counter.nothing.remote())
+    names = {f"{'x' * 500}{number}": number for number in range(3_000)}
+    with pytest.raises(RemoteError, match=r"^Decorated.same .* exceeds the protocol's limits"):
+        aiorl.get(counter.same.remote(names))
     assert things.Decorated(5).add(1) == 6
     with pytest.raises(TypeError, match="put a function into a class"):
         aiorl.remote(write)
