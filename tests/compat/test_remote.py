@@ -106,6 +106,7 @@ def test_wait_returns_as_soon_as_enough_calls_have_ended(
         aiorl.get([*quick, waiting], timeout=0.05)
     file.touch()
     assert aiorl.wait([waiting, *quick], num_returns=4) == ([waiting, *quick], [])
+    assert aiorl.wait([]) == ([], [])
     with pytest.raises(ValueError, match="twice"):
         aiorl.wait([waiting, waiting])
     with pytest.raises(ValueError, match="num_returns is 2"):
