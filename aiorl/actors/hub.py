@@ -39,7 +39,7 @@ from aiorl.actors.hub_session import (
 from aiorl.actors.launched import ANOTHER_TURN, take_settings
 from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS
 from aiorl.config.addresses import dialable, join_command
-from aiorl.config.code import import_path_of, refuse_in_import
+from aiorl.config.code import import_path_of, importable_place, refuse_in_import
 from aiorl.errors import (
     ActorError,
     ActorLost,
@@ -529,10 +529,7 @@ class Actors:
         if path is None:
             raise ConfigError(
                 f"{cls!r} can't be imported by other processes.",
-                hint=(
-                    "Name a class or function at the top level of a module, or of the script that"
-                    " you run."
-                ),
+                hint=f"Name a class or function at the top level {importable_place()}.",
             )
         if on not in (None, "here", "joined"):
             raise ConfigError(

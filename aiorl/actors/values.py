@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from aiorl.config.code import import_object, import_path_of
+from aiorl.config.code import import_object, import_path_of, importable_place
 from aiorl.data.columns import Array
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import RolloutMetrics
@@ -144,8 +144,8 @@ def _packed_other(value: Any) -> Value:
     if callable(value) and hasattr(value, "__qualname__"):
         raise UnsendableError(
             f"{value.__qualname__} can't be imported by other processes: define it by def or class"
-            " at the top level of a module, or of the script that you run; functools.partial gives a"
-            " function its arguments"
+            f" at the top level {importable_place()}; functools.partial gives a function its"
+            " arguments"
         )
     raise UnsendableError(
         f"a {type(value).__qualname__} can't be sent to or from an actor: send its data as numbers,"
