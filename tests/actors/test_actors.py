@@ -19,7 +19,7 @@ import forked_children
 import numpy as np
 import psutil
 import pytest
-from actor_things import Counter, double, make_counter
+from actor_things import Counter, double, make_counter, make_never
 
 from aiorl.actors.hub import Actors
 from aiorl.config.code import import_object
@@ -115,6 +115,20 @@ def test_a_function_can_make_the_object_of_an_actor() -> None:
         assert await actors.broadcast(counters, "add", 1) == [6, 6]
 
     with_actors(use)
+
+
+def test_the_end_of_a_program_that_is_making_an_actor_is_no_failure_of_the_actor(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "begun"
+
+    async def use(actors: Actors) -> None:
+        starting = asyncio.create_task(actors.start(make_never, str(begun)))
+        await until(lambda: asyncio.to_thread(begun.exists))
+        starting.cancel()
+
+    with_actors(use)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_script_without_a_main_guard_does_not_begin_again_in_its_actors(

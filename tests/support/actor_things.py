@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,9 @@ def double(number: int) -> int:
 
 def make_counter(number: int) -> Counter:
     return Counter(number)
+
+
+def make_never(file: str) -> None:
+    """Begin to make an object, and never end."""
+    Path(file).touch()
+    time.sleep(60)
