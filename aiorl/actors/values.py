@@ -30,6 +30,8 @@ LIMITS: Final = Limits(max_map=1 << 16, max_depth=64)
 ENDPOINT_LIMITS: Final = EndpointLimits(times=EndpointTimes(dead_after_s=120.0))
 """Limits of the endpoints: the event loop of a user's program may stand still for minutes."""
 
+UNKNOWN_ACTOR: Final = "it has ended, or another actor has started it, which alone can call it"
+
 MakeHandle: TypeAlias = Callable[[str, str], Any]
 """(name of an actor, import path of its class) -> its handle."""
 
@@ -58,6 +60,10 @@ class ActorName:
 
     name: str
     path: str
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse calls: it stands for an actor that the process does not know."""
+        raise AttributeError(f"{self.name} can't be called from here: {UNKNOWN_ACTOR}")
 
 
 def pack(value: Any) -> Value:

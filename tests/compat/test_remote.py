@@ -160,6 +160,16 @@ def test_code_that_an_actor_names_is_imported_neither_here_nor_by_another_actor(
         aiorl.get(shared.same.remote(ref))
 
 
+def test_an_actor_of_an_actor_can_be_called_by_no_one_else(second: Any) -> None:
+    counter = RemoteCounter.remote()
+    inner = aiorl.get(counter.start_another.remote())
+    with pytest.raises(AttributeError, match="another actor has started it, which alone can call"):
+        _ = inner.add
+    with pytest.raises(RemoteError, match="another actor has started it, which alone can call"):
+        aiorl.get(second.add_to.remote(inner, 1))
+    aiorl.kill(counter)
+
+
 def test_a_reference_is_awaited_on_any_event_loop(shared: Any, slow: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
 
