@@ -95,6 +95,8 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
         assert caught.value.method == "Counter.fail"
         assert 'raise KeyError("missing")' in caught.value.remote_traceback
         assert caught.value.remote_traceback.count("File ") == 1, "it begins in the user's code"
+        with pytest.raises(RemoteError, match="raised WithoutText"):
+            await counter.fail_without_text()
         with pytest.raises(RemoteError, match="StopIteration"):
             await counter.stop_iteration()
         with pytest.raises(RemoteError, match="no public method 'subtract'"):

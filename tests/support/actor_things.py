@@ -14,6 +14,11 @@ import numpy as np
 from aiorl.actors.calls import ActorHandle
 
 
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("its text fails, too")
+
+
 class Counter:
     """Number that methods of all kinds change."""
 
@@ -50,6 +55,9 @@ class Counter:
 
     def fail(self) -> None:
         raise KeyError("missing")
+
+    def fail_without_text(self) -> None:
+        raise WithoutText
 
     def pid(self) -> int:
         return os.getpid()
