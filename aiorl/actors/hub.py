@@ -350,7 +350,7 @@ class Actors:
         await _end_children(ended)
 
     def num_restarts(self, handle: ActorHandle) -> int:
-        """Return how often an actor has been started again.
+        """Return how often an actor has been started again; 0 once it has ended for good.
 
         Args:
             handle: the actor.
