@@ -83,7 +83,7 @@ def public_method(target: Any, name: str) -> Callable[..., Any]:
     if not name.startswith("_"):
         method = getattr(target, name, None)
     if not callable(method):
-        raise AttributeError(f"a {type(target).__name__} has no public method {name!r}")
+        raise AttributeError(f"it has no public method {name!r}")
     return method
 
 
@@ -236,11 +236,12 @@ def description_of(error: BaseException, *, runner: str = "") -> dict[str, m.Val
         if trace.tb_frame.f_code.co_filename == runner:
             users_trace = trace.tb_next
         trace = trace.tb_next
-    error = error.with_traceback(users_trace)
+    # it can print an exception whose own text raises one
+    printed = traceback.TracebackException.from_exception(error.with_traceback(users_trace))
     return m.failed(
         kind=type(error).__qualname__,
-        message=str(error)[:4000],
-        traceback="".join(traceback.format_exception(error))[-12_000:],
+        message=str(printed)[:4000],
+        traceback="".join(printed.format())[-12_000:],
     )
 
 

@@ -223,7 +223,8 @@ class ActorHost:
         try:
             self._object = await self._thread.call(make)
         except BaseException as error:
-            logger.warning("the actor %s could not be made: %r", request.name, error)
+            if not isinstance(error, asyncio.CancelledError):  # which the hub's end is
+                logger.warning("the actor %s could not be made: %r", request.name, error)
             self._answer(_INIT_CALL, ok=False, result=_described(error))
             if not isinstance(error, Exception):
                 raise

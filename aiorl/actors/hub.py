@@ -39,7 +39,7 @@ from aiorl.actors.hub_session import (
 from aiorl.actors.launched import ANOTHER_TURN, take_settings
 from aiorl.actors.values import ENDPOINT_LIMITS, LIMITS
 from aiorl.config.addresses import dialable, join_command
-from aiorl.config.code import import_path_of
+from aiorl.config.code import import_path_of, importable_place, refuse_in_import
 from aiorl.errors import (
     ActorError,
     ActorLost,
@@ -156,10 +156,12 @@ class Actors:
         """Begin to listen.
 
         Raises:
-            ConfigError: it cannot listen at ``bind``.
+            ConfigError: it cannot listen at ``bind``, or a script without a main guard begins again
+                in an actor that imports it.
             SecurityError: the keys can't be used.
             OSError: its address can't be written for its launcher.
         """
+        refuse_in_import("starts actors")
         self._calls.loop = asyncio.get_running_loop()
         self._endpoint.on_message = self._on_message
         self._endpoint.on_event = self._on_event
@@ -348,7 +350,7 @@ class Actors:
         await _end_children(ended)
 
     def num_restarts(self, handle: ActorHandle) -> int:
-        """Return how often an actor has been started again.
+        """Return how often an actor has been started again; 0 once it has ended for good.
 
         Args:
             handle: the actor.
@@ -527,10 +529,7 @@ class Actors:
         if path is None:
             raise ConfigError(
                 f"{cls!r} can't be imported by other processes.",
-                hint=(
-                    "Name a class or function at the top level of a module, or of the script that"
-                    " you run."
-                ),
+                hint=f"Name a class or function at the top level {importable_place()}.",
             )
         if on not in (None, "here", "joined"):
             raise ConfigError(

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from aiorl.actors.values import num_bytes
+from aiorl.actors.values import UNKNOWN_ACTOR, num_bytes
 from aiorl.actors.window import CallWindow
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.wire import messages as m
@@ -686,7 +686,7 @@ class HubSession:
         call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
         actor = self._actors.get(name)
         if actor is None:
-            reason = self._reasons.get(name, "it has ended")
+            reason = self._reasons.get(name, UNKNOWN_ACTOR)
             self._report_lost(call, name, reason, is_restarting=False)
             return
         actor.calls[call_id] = call

@@ -190,7 +190,7 @@ def wait(
 
     Returns:
         At most ``num_returns`` references whose calls have ended, and all others, both in the order
-        of ``refs``.
+        of ``refs``. For an empty list, two empty lists.
 
     Raises:
         TypeError: ``refs`` is not a list of references.
@@ -198,6 +198,8 @@ def wait(
         ValueError: a reference occurs twice, or ``num_returns`` is not between 1 and their number.
     """
     refs = _checked(refs, "wait")
+    if not refs:
+        return [], []
     for ref in refs:
         ref.refuse_wait_in_fork()
     if len(set(refs)) < len(refs):

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from aiorl.config.code import import_object, import_path_of
+from aiorl.config.code import import_object, import_path_of, importable_place
 from aiorl.data.columns import Array
 from aiorl.data.fragment import Fragment
 from aiorl.data.metrics import RolloutMetrics
@@ -29,6 +29,8 @@ LIMITS: Final = Limits(max_map=1 << 16, max_depth=64)
 """Limits of the messages between actors and their hub."""
 ENDPOINT_LIMITS: Final = EndpointLimits(times=EndpointTimes(dead_after_s=120.0))
 """Limits of the endpoints: the event loop of a user's program may stand still for minutes."""
+
+UNKNOWN_ACTOR: Final = "it has ended, or another actor has started it, which alone can call it"
 
 MakeHandle: TypeAlias = Callable[[str, str], Any]
 """(name of an actor, import path of its class) -> its handle."""
@@ -58,6 +60,10 @@ class ActorName:
 
     name: str
     path: str
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse calls: it stands for an actor that the process does not know."""
+        raise AttributeError(f"{self.name} can't be called from here: {UNKNOWN_ACTOR}")
 
 
 def pack(value: Any) -> Value:
@@ -144,8 +150,8 @@ def _packed_other(value: Any) -> Value:
     if callable(value) and hasattr(value, "__qualname__"):
         raise UnsendableError(
             f"{value.__qualname__} can't be imported by other processes: define it by def or class"
-            " at the top level of a module, or of the script that you run; functools.partial gives a"
-            " function its arguments"
+            f" at the top level {importable_place()}; functools.partial gives a function its"
+            " arguments"
         )
     raise UnsendableError(
         f"a {type(value).__qualname__} can't be sent to or from an actor: send its data as numbers,"
@@ -439,7 +445,10 @@ class _Reader:
 
     def _code(self, content: Any) -> Any:
         if not self.imports_code:
-            raise TypeError("only a hub can name code")
+            raise RemoteProtocolError(
+                f"an actor can't send the class or function {content!r:.200}: send data, such as its"
+                " name"
+            )
         return import_object(content, key="a value")
 
 

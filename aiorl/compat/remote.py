@@ -30,7 +30,7 @@ from aiorl.actors.hub import Actors, new_name
 from aiorl.actors.references import TERMINATE, ObjectRef, RefHandle, refuse_in_fork, settle
 from aiorl.actors.values import ActorName, PackedValue, num_bytes, pack
 from aiorl.compat.limits import ActorOptions, LimitedObject
-from aiorl.config.code import import_path_of, refuse_in_import
+from aiorl.config.code import import_path_of, importable_place, refuse_in_import
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError
 from aiorl.net.wire.messages import Value
 from aiorl.process.tasks import new_event_loop
@@ -315,7 +315,7 @@ class _RemoteActor:
             return
         try:
             args = call.arguments.packed_with_shared(self._values)
-            begun = self._handle.result().__begin__(call.method, args)
+            begun = self._handle.result().__prepare__(call.method, args)
         except asyncio.CancelledError:
             lost = ActorLost(self._name, "it was ended before it had started")
             call.future.set_exception(lost)
@@ -325,6 +325,7 @@ class _RemoteActor:
             return
         begun.method = f"{self._name}.{call.method}"
         begun.make_later = _handle_of
+        begun.send()
         self._begun.add(begun)
         # the closure keeps shared arguments until the call has ended
         begun.add_done_callback(functools.partial(self._ended, call))
@@ -686,7 +687,7 @@ class RemoteClass:
         if path is None:
             raise ConfigError(
                 f"{self._cls!r} can't be imported by other processes.",
-                hint="Define it by class at the top level of a module, or of the script that you run.",
+                hint=f"Define it by class at the top level {importable_place()}.",
             )
         arguments = _Arguments(args, kwargs)
         hub = _hub_in_use()

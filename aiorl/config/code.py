@@ -258,6 +258,13 @@ def main_module_name() -> str | None:
     return None
 
 
+def importable_place() -> str:
+    """Return where other processes can import code from, after the words "at the top level"."""
+    if main_module_name():
+        return "of a module, or of the script that you run"
+    return "of a module: a .py file that you import, or a script with a name such as my_script.py"
+
+
 def is_below_guard() -> bool:
     """Return True if the main script runs its part below ``if __name__ == "__main__":``, which other
     processes leave out when they import it.
@@ -364,12 +371,9 @@ def not_importable(key: str, value: str) -> ConfigError:
         message = (
             f"{key} is {name!r}, which only this process knows: other processes can't import it."
         )
-        place = "of a module, a .py file"
-        if main_module_name():
-            place = "of a module, or of the script that you run"
         hint = (
-            f"Define it by def or class at the top level {place}; or sample in this process with"
-            " num_workers: 0."
+            f"Define it by def or class at the top level {importable_place()}; or sample in this"
+            " process with num_workers: 0."
         )
     return ConfigError(message, key=key, value=value, hint=hint)
 

@@ -493,16 +493,20 @@ def watch_parent(
     """Start a thread that ends this process when its parent is gone; if it cannot, the kernel does
     a little later.
 
+    Standard input belongs to that thread. Other readers of `sys.stdin`, such as `input` and
+    `breakpoint`, find it empty instead of waiting for the parent's end.
+
     Args:
         on_lost: called once in that thread when the parent is gone, for an orderly end.
         on_line: called in that thread with each line that the parent writes.
         grace_s: seconds for `on_lost` before the process ends with status 3.
     """
+    life = sys.stdin.fileno()
 
     def wait_for_end() -> None:
         # A separate reader, because a daemon thread must not hold the lock of sys.stdin when Python
         # shuts down.
-        with open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
+        with open(life, encoding="utf-8", errors="replace", closefd=False) as lines:
             for line in lines:
                 on_line(line)
         try:
@@ -511,7 +515,8 @@ def watch_parent(
             threading.Event().wait(grace_s)
             os._exit(3)
 
-    end_with_parent(life=sys.stdin.fileno(), grace_s=grace_s)
+    end_with_parent(life=life, grace_s=grace_s)
     thread = threading.Thread(target=wait_for_end, name="parent-watch", daemon=True)
     thread.start()
+    sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     return thread

@@ -8,6 +8,7 @@ receive.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -19,6 +20,8 @@ from aiorl.run.ingest import AssembledBatch
 from aiorl.run.policy_group import UpdateDone, Updater, WarmUpDone
 
 _log = logging.getLogger(__name__)
+
+_LAST_UPDATE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,9 @@ class UpdateThread:
 
         Can be called again.
         """
+        if self._thread.is_alive() and not self._stopping.is_set():
+            # the end of Python aborts the process if a thread is in TensorFlow's code then
+            atexit.register(self._thread.join, _LAST_UPDATE_S)
         self._stopping.set()
         self._inbox.put(None)
 

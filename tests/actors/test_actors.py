@@ -9,17 +9,20 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import forked_children
 import numpy as np
 import psutil
 import pytest
-from actor_things import Counter, double, make_counter
+from actor_things import Counter, double, make_counter, make_never
 
 from aiorl.actors.hub import Actors
+from aiorl.config.code import import_object
 from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
 from aiorl.process.children import RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import new_event_loop
@@ -92,6 +95,8 @@ def test_methods_of_both_kinds_return_values_and_raise_errors_with_their_traceba
         assert caught.value.method == "Counter.fail"
         assert 'raise KeyError("missing")' in caught.value.remote_traceback
         assert caught.value.remote_traceback.count("File ") == 1, "it begins in the user's code"
+        with pytest.raises(RemoteError, match="raised WithoutText"):
+            await counter.fail_without_text()
         with pytest.raises(RemoteError, match="StopIteration"):
             await counter.stop_iteration()
         with pytest.raises(RemoteError, match="no public method 'subtract'"):
@@ -112,6 +117,43 @@ def test_a_function_can_make_the_object_of_an_actor() -> None:
         assert await actors.broadcast(counters, "add", 1) == [6, 6]
 
     with_actors(use)
+
+
+def test_the_end_of_a_program_that_is_making_an_actor_is_no_failure_of_the_actor(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "begun"
+
+    async def use(actors: Actors) -> None:
+        starting = asyncio.create_task(actors.start(make_never, str(begun)))
+        await until(lambda: asyncio.to_thread(begun.exists))
+        starting.cancel()
+
+    with_actors(use)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_script_without_a_main_guard_does_not_begin_again_in_its_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+    import asyncio
+    import aiorl
+
+    class Own:
+        pass
+
+    async def main():
+        async with aiorl.Actors():
+            pass
+
+    asyncio.run(main())
+    """
+    (tmp_path / "unguarded_actors.py").write_text(textwrap.dedent(program))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="starts actors while it is imported") as caught:
+        import_object("unguarded_actors:Own", key="the class of an actor")
+    assert "__name__" in caught.value.hint
 
 
 def test_values_that_do_not_fit_into_a_message_are_errors_of_their_call_alone(

@@ -159,7 +159,7 @@ def test_a_partial_function_arrives_with_its_arguments_where_code_is_allowed() -
 
 def test_code_is_named_and_imported_only_where_that_is_allowed() -> None:
     assert travelled(gymnasium.make, imports_code=True) is gymnasium.make
-    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+    with pytest.raises(RemoteProtocolError, match="an actor can't send"):
         travelled(gymnasium.make)
 
 

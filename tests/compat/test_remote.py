@@ -106,6 +106,7 @@ def test_wait_returns_as_soon_as_enough_calls_have_ended(
         aiorl.get([*quick, waiting], timeout=0.05)
     file.touch()
     assert aiorl.wait([waiting, *quick], num_returns=4) == ([waiting, *quick], [])
+    assert aiorl.wait([]) == ([], [])
     with pytest.raises(ValueError, match="twice"):
         aiorl.wait([waiting, waiting])
     with pytest.raises(ValueError, match="num_returns is 2"):
@@ -153,10 +154,20 @@ def test_code_that_an_actor_names_is_imported_neither_here_nor_by_another_actor(
     shared: Any,
 ) -> None:
     ref = shared.as_it_is.remote(Counter)
-    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+    with pytest.raises(RemoteProtocolError, match=r"remote_counters:Counter.* send data"):
         aiorl.get(ref)
-    with pytest.raises(RemoteProtocolError, match="only a hub can name code"):
+    with pytest.raises(RemoteProtocolError, match="an actor can't send"):
         aiorl.get(shared.same.remote(ref))
+
+
+def test_an_actor_of_an_actor_can_be_called_by_no_one_else(second: Any) -> None:
+    counter = RemoteCounter.remote()
+    inner = aiorl.get(counter.start_another.remote())
+    with pytest.raises(AttributeError, match="another actor has started it, which alone can call"):
+        _ = inner.add
+    with pytest.raises(RemoteError, match="another actor has started it, which alone can call"):
+        aiorl.get(second.add_to.remote(inner, 1))
+    aiorl.kill(counter)
 
 
 def test_a_reference_is_awaited_on_any_event_loop(shared: Any, slow: Any, tmp_path: Path) -> None:
@@ -216,6 +227,13 @@ def test_a_decorated_class_has_its_options_and_makes_plain_objects_too() -> None
     other = things.Decorated.options(num_cpus=0.5, num_gpus=0).remote(1)
     assert aiorl.get(other.variable.remote("OMP_NUM_THREADS")) == "1"
     assert aiorl.get(other.variable.remote("CUDA_VISIBLE_DEVICES")) == ""
+    with pytest.raises(
+        RemoteError, match=r"^Decorated.nothing .* it has no public method 'nothing'"
+    ):
+        aiorl.get(counter.nothing.remote())
+    names = {f"{'x' * 500}{number}": number for number in range(3_000)}
+    with pytest.raises(RemoteError, match=r"^Decorated.same .* exceeds the protocol's limits"):
+        aiorl.get(counter.same.remote(names))
     assert things.Decorated(5).add(1) == 6
     with pytest.raises(TypeError, match="put a function into a class"):
         aiorl.remote(write)

@@ -23,6 +23,8 @@ import pytest
 import yaml
 from gymnasium import spaces
 
+import aiorl
+from aiorl.actors.values import pack
 from aiorl.config.code import (
     check_takes,
     code_named_in,
@@ -40,7 +42,7 @@ from aiorl.config.layers import dump_yaml, load_config, save_config
 from aiorl.config.schema import CommonConfig
 from aiorl.config.worker import WorkerPart
 from aiorl.data.spaces import space_from_dict
-from aiorl.errors import ConfigError, EnvError
+from aiorl.errors import ConfigError, EnvError, UnsendableError
 from aiorl.learning.algorithms.registry import config_class
 from aiorl.testing.envs import CountingEnv
 
@@ -364,6 +366,19 @@ def test_a_script_that_cannot_be_imported_by_name_is_local(tmp_path, monkeypatch
     main = script(tmp_path, monkeypatch, name)
     assert main_module_name() is None
     assert named(main.Own).startswith("this-program:Own")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("my_code.py", "that you run"), ("my-code.py", "my_script.py")]
+)
+def test_refused_code_of_a_script_is_sent_to_a_place_that_helps(tmp_path, monkeypatch, name, place):
+    script(tmp_path, monkeypatch, name)
+    hidden = type("Hidden", (), {"__module__": "__main__"})
+    with pytest.raises(ConfigError) as caught:
+        aiorl.remote(hidden).remote()
+    assert place in caught.value.hint
+    with pytest.raises(UnsendableError, match=place):
+        pack(hidden)
 
 
 def test_a_script_that_trains_when_imported_is_refused_with_a_hint_at_the_guard(

@@ -265,6 +265,22 @@ def test_the_end_of_standard_input_is_reported_and_ends_the_process() -> None:
     process.stdout.close()
 
 
+def test_input_and_breakpoints_in_a_watched_process_end_at_once() -> None:
+    code = (
+        "from aiorl.process.children import watch_parent\nwatch_parent()\ntry:\n    input()\n"
+        "except EOFError:\n    breakpoint()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        assert process.wait(10) == 1
+        assert b"BdbQuit" in process.stderr.read()
+
+
 @pytest.mark.slow
 def test_the_evaluation_process_ends_with_its_parent_even_during_an_evaluation() -> None:
     process = subprocess.Popen(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import queue
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -114,6 +117,26 @@ def test_warms_up_first_then_updates_in_order_and_counts_env_steps(
         "hold_state",
     ]
     assert group.threads == {"aiorl-update"}
+
+
+def test_the_end_of_the_program_waits_for_an_update_that_a_stopped_run_has_left() -> None:
+    program = """
+    import time
+    from aiorl.run.update_thread import UpdateThread
+
+    class Compiles:
+        def warm_up(self):
+            time.sleep(0.5)
+            print("compiled", flush=True)
+
+    thread = UpdateThread(Compiles(), lambda event: None)
+    thread.start()
+    thread.stop()
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (0, "compiled\n"), ended.stderr
 
 
 def test_weights_are_published_after_a_number_of_updates_or_an_interval(group: Any) -> None:

@@ -6,11 +6,17 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aiorl.actors.calls import ActorHandle
+
+
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        raise ValueError("its text fails, too")
 
 
 class Counter:
@@ -49,6 +55,9 @@ class Counter:
 
     def fail(self) -> None:
         raise KeyError("missing")
+
+    def fail_without_text(self) -> None:
+        raise WithoutText
 
     def pid(self) -> int:
         return os.getpid()
@@ -122,3 +131,9 @@ def double(number: int) -> int:
 
 def make_counter(number: int) -> Counter:
     return Counter(number)
+
+
+def make_never(file: str) -> None:
+    """Begin to make an object, and never end."""
+    Path(file).touch()
+    time.sleep(60)

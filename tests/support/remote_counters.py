@@ -73,6 +73,9 @@ class Counter:
     def count(self, limit: int) -> Iterator[int]:
         yield from range(limit)
 
+    def start_another(self) -> Any:
+        return aiorl.remote(Counter).remote()
+
     def as_it_is(self, value: Any) -> Any:
         return value
 

@@ -489,6 +489,17 @@ def test_r181_compute_action_preprocesses_filters_without_update_and_returns_all
     assert state["n"] == after["n"] > 0
 
 
+def test_the_hint_for_many_observations_leads_to_the_same_actions(
+    shared: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(AttributeError, match=r"aiorl\.load_policy\(path\)\.compute_actions takes"):
+        _ = shared.compute_actions
+    observations = np.random.default_rng(0).uniform(-1.0, 1.0, (100, 4))
+    policy = aiorl.load_policy(shared.save(tmp_path))
+    actions, _, _ = policy.compute_actions(observations)
+    assert [*actions] == [shared.compute_action(observation) for observation in observations]
+
+
 def test_r181_a_recurrent_state_is_used_and_returned(make: Make) -> None:
     trainer = make(model={"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4})
     obs = np.array([0.5, -0.2, 0.1, 0.3])
