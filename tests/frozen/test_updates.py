@@ -20,6 +20,23 @@ from quick_adam import keras_step
 PATH = Path(__file__).with_name("updates.py")
 RECORDED: dict[str, Any] = json.loads(PATH.with_suffix(".json").read_text(encoding="utf-8"))
 QUICK = {"impala", "dqn"}
+VARIANTS = {
+    "appo-gru",
+    "bc-lstm",
+    "iql-discrete",
+    "ppo-box",
+    "ppo-noise",
+    "sac-discrete",
+    "sac-noise",
+}
+"""Further forms of an algorithm whose parts other names have, too."""
+
+
+def mark_of(name: str) -> Any:
+    """Return when an algorithm's update is compared: in each run of the tests, in CI, or at night."""
+    if name in QUICK:
+        return ()
+    return pytest.mark.nightly if name in VARIANTS else pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +52,7 @@ def updates() -> ModuleType:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
-        for name in RECORDED["variants"]
-    ],
+    [pytest.param(name, marks=mark_of(name)) for name in RECORDED["variants"]],
 )
 def test_updates_are_those_recorded(
     updates: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,15 @@ from aiorl.learning.models import export
 
 FORMATS = ["onnx", "savedmodel", "keras", "tflite"]
 QUICK = ["filtered frames", "values"]
+COMBINED = ["looks back", "masked tuple", "masked values", "values of frames", "without chance"]
+"""Worlds whose parts stand in others, too."""
+
+
+def mark_of(world: str) -> Any:
+    """Return when a world is exported: in each run of the tests, in CI, or at night."""
+    if world in QUICK:
+        return ()
+    return pytest.mark.nightly if world in COMBINED else pytest.mark.slow
 
 
 def run_savedmodel(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +66,7 @@ RUNNERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     "world",
-    [world if world in QUICK else pytest.param(world, marks=pytest.mark.slow) for world in WORLDS],
+    [pytest.param(world, marks=mark_of(world)) for world in WORLDS],
 )
 def test_every_format_acts_as_the_loaded_policy_with_the_same_names(
     tmp_path: Path, world: str

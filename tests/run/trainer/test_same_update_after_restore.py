@@ -144,7 +144,11 @@ def train_save_and_go_on(folder: Path, settings: dict[str, Any]) -> Any:
     return trainer
 
 
-LONGEST = ("ppo with a memory, whole episodes", "appo with a memory, whole episodes")
+LONGEST = (
+    "ppo with a memory, whole episodes",
+    "ppo that looks back, polled, whole episodes",
+    "appo with a memory, whole episodes",
+)
 CASES = {
     "ppo with a memory, whole episodes": {**PPO, **WHOLE, **LSTM},
     "ppo with a memory": {**PPO, **LSTM},
