@@ -70,7 +70,8 @@ from aiorl.process.tasks import Tasks, end_children
 
 logger = logging.getLogger(__name__)
 
-_TICK_S: Final = 0.1
+TICK_S: Final = 0.1
+"""Seconds between two looks at the actors and their processes."""
 _END_S: Final = 2.0
 """Seconds from the goodbye to a process until it gets a signal."""
 _LOOK_AGAIN_S: Final = 0.05
@@ -621,7 +622,7 @@ class Actors:
             self._session.tick(time.monotonic())
             self._flush()
             self._look_at_children()
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_S)
 
     def _look_at_children(self) -> None:
         for name, started in list(self._actors.items()):

@@ -115,7 +115,7 @@ class Call:
         for part in inputs[: len(model.inputs)]:
             tensor, parameters = _tensor_of(part, model.inputs)
             num_bytes = parameters.get("binary_data_size")
-            arrays[tensor.name], rest = _read(tensor, part, num_bytes, rest)
+            arrays[tensor.name], rest = read_input(tensor, part, num_bytes, rest)
         if len(rest) and len(inputs) <= len(model.inputs):
             raise Refusal(400, f"The body has {len(rest)} bytes more than its inputs.")
         if not len(inputs) == len(arrays) == len(model.inputs):
@@ -191,7 +191,7 @@ def _tensor_of(part: Any, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Mappin
     return tensors[name], parameters if isinstance(parameters, dict) else {}
 
 
-def _read(
+def read_input(
     tensor: Tensor, part: Mapping[str, Any], num_bytes: Any, rest: memoryview
 ) -> tuple[Array, memoryview]:
     """Return an input's array, and the binary data of the inputs after it.

@@ -232,7 +232,7 @@ async def test_strangers_who_leave_cost_no_look_at_the_processes_of_all_actors(
     looks = Mock()
     async with asyncio.timeout(60), Actors(bind="tcp://127.0.0.1:0", insecure=True) as actors:
         await actors.start(Counter, 100)
-        monkeypatch.setattr("aiorl.actors.hub._TICK_S", 60.0)
+        monkeypatch.setattr("aiorl.actors.hub.TICK_S", 60.0)
         await asyncio.sleep(0.3)
         with monkeypatch.context() as patch:
             patch.setattr(Children, "poll", looks)

@@ -456,8 +456,8 @@ def test_images_are_taken_as_png_and_arrays_as_bytes(
 
 
 def test_no_more_inputs_are_read_than_a_model_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Mock(wraps=tensors._read)
-    monkeypatch.setattr(tensors, "_read", read)
+    read = Mock(wraps=tensors.read_input)
+    monkeypatch.setattr(tensors, "read_input", read)
     space = spaces.Box(-1, 1, (3,), np.float32)
     model = Mock(observation_space=space, inputs=tensors_of("observation", space))
     part = {"name": "observation", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}

@@ -42,7 +42,8 @@ _SETTLE_S = 0.05
 _GONE_WITHIN_S = 1.0
 _PART_AFTER_S = 0.5
 _ANNOUNCE_S = 0.002
-_LOOK_FOR_FILES_S = 10.0
+LOOK_FOR_FILES_S = 10.0
+"""Seconds between two looks at whether the socket files are still there."""
 
 
 class ZmqLearnerEndpoint:
@@ -156,7 +157,7 @@ class ZmqLearnerEndpoint:
         self._surveyed = self._loop.time()
         self._timers.start("tick", limits.times.tick_s, self._tick)
         if sockets.path is not None:
-            self._timers.start("files", _LOOK_FOR_FILES_S, self._bind_deleted)
+            self._timers.start("files", LOOK_FOR_FILES_S, self._bind_deleted)
         if sockets.is_listening_on_ports:
             logger.info("listening on %s and on port %d", self.address, sockets.port + 1)
 
@@ -341,7 +342,7 @@ class ZmqLearnerEndpoint:
                 broadcast_port.end_silent(connection)
 
     def _bind_deleted(self) -> None:
-        self._timers.start("files", _LOOK_FOR_FILES_S, self._bind_deleted)
+        self._timers.start("files", LOOK_FOR_FILES_S, self._bind_deleted)
         if not self._sockets.is_deleted:
             return
         with contextlib.ExitStack() as stack:

@@ -175,7 +175,7 @@ async def test_another_user_cannot_reach_the_sockets(stage, monkeypatch):
 
 
 async def test_deleted_sockets_are_made_again(stage, place, monkeypatch):
-    monkeypatch.setattr("aiorl.net.transport.zmq_learner._LOOK_FOR_FILES_S", 0.05)
+    monkeypatch.setattr("aiorl.net.transport.zmq_learner.LOOK_FOR_FILES_S", 0.05)
     learner = stage.learner(insecure=False, limits=FAST)
     early = await stage.joined(learner.endpoint.address, limits=FAST)
     for path in place.iterdir():
@@ -194,7 +194,7 @@ from pathlib import Path
 
 from aiorl.net.transport import zmq_learner
 
-zmq_learner._LOOK_FOR_FILES_S = 0.0
+zmq_learner.LOOK_FOR_FILES_S = 0.0
 
 
 async def main():
