@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 import pytest
+from costs import by_cost
 from quick_adam import keras_step
 
 PATH = Path(__file__).with_name("updates.py")
@@ -32,13 +33,6 @@ VARIANTS = {
 """Further forms of an algorithm whose parts other names have, too."""
 
 
-def mark_of(name: str) -> Any:
-    """Return when an algorithm's update is compared: in each run of the tests, in CI, or at night."""
-    if name in QUICK:
-        return ()
-    return pytest.mark.nightly if name in VARIANTS else pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def updates() -> ModuleType:
     """Return the module that records updates."""
@@ -50,10 +44,7 @@ def updates() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=mark_of(name)) for name in RECORDED["variants"]],
-)
+@pytest.mark.parametrize("name", by_cost(RECORDED["variants"], quick=QUICK, nightly=VARIANTS))
 def test_updates_are_those_recorded(
     updates: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from costs import by_cost
 from export_worlds import WORLDS, model_inputs, observations_of, run_onnx, save_world
 
 import aiorl
@@ -29,13 +30,6 @@ FORMATS = ["onnx", "savedmodel", "keras", "tflite"]
 QUICK = ["filtered frames", "values"]
 COMBINED = ["looks back", "masked tuple", "masked values", "values of frames", "without chance"]
 """Worlds whose parts stand in others, too."""
-
-
-def mark_of(world: str) -> Any:
-    """Return when a world is exported: in each run of the tests, in CI, or at night."""
-    if world in QUICK:
-        return ()
-    return pytest.mark.nightly if world in COMBINED else pytest.mark.slow
 
 
 def run_savedmodel(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -64,10 +58,7 @@ RUNNERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "world",
-    [pytest.param(world, marks=mark_of(world)) for world in WORLDS],
-)
+@pytest.mark.parametrize("world", by_cost(WORLDS, quick=QUICK, nightly=COMBINED))
 def test_every_format_acts_as_the_loaded_policy_with_the_same_names(
     tmp_path: Path, world: str
 ) -> None:
