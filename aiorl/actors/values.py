@@ -446,8 +446,8 @@ class _Reader:
     def _code(self, content: Any) -> Any:
         if not self.imports_code:
             raise RemoteProtocolError(
-                f"an actor can't send the class or function {content!r:.200}: send data, such as its"
-                " name"
+                f"an actor can't send the class or function {content!r:.200}: send data, such as"
+                " its name"
             )
         return import_object(content, key="a value")
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from aiorl.errors import ConfigError
+from aiorl.process.collector import collector_off
 
 
 def install_command(extra: str) -> str:
@@ -237,13 +238,10 @@ def _quickly() -> Iterator[None]:
     """
     hidden = [package for package in ("matplotlib", "cv2") if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes the import system raise ImportError
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        for package in hidden:
-            del sys.modules[package]
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
+    with collector_off():
+        try:
+            yield
+        finally:
+            for package in hidden:
+                del sys.modules[package]
+            gc.freeze()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import re
 import time
@@ -16,7 +15,6 @@ from collections.abc import (
     Callable,
     Generator,
     Iterable,
-    Iterator,
     Mapping,
     MutableMapping,
 )
@@ -26,6 +24,8 @@ from urllib.parse import parse_qsl, unquote
 import numpy as np
 import orjson
 
+from aiorl.config.files import num_containers
+from aiorl.process.collector import collector_off
 from aiorl.process.tasks import Tasks, first_of
 from aiorl.text import one_line
 from aiorl.web.budget import Budget, Share
@@ -313,31 +313,17 @@ def parse_json(body: bytes | str) -> Any:
         if len(body) <= LARGE_BYTES:
             return orjson.loads(body)
         content = body.encode() if isinstance(body, str) else body
-        if content.count(b"[") + content.count(b"{") > MAX_CONTAINERS:
-            raise too_many_containers()
+        if num_containers(content) > MAX_CONTAINERS:
+            raise too_many_containers(MAX_CONTAINERS)
         with collector_off():
             return orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise Refusal(400, f"The body is not valid JSON: {error}.") from None
 
 
-def too_many_containers() -> Refusal:
-    """Return the refusal of a body or message with more than `MAX_CONTAINERS`."""
-    return Refusal(413, f"The request may have at most {MAX_CONTAINERS:,} lists and objects.")
-
-
-@contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """Keep the garbage collector from looking again and again at the lists and objects of a large
-    request, which would take most of the time.
-    """
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
+def too_many_containers(most: int) -> Refusal:
+    """Return the refusal of a body or message with more lists and objects than `most`."""
+    return Refusal(413, f"The request may have at most {most:,} lists and objects.")
 
 
 class WebSocket:

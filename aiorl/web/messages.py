@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgpack
 import numpy as np
 
+from aiorl.process.collector import collector_off
 from aiorl.web.app import (
     LARGE_BYTES,
     MAX_CONTAINERS,
@@ -28,7 +29,6 @@ from aiorl.web.app import (
     Refusal,
     Reply,
     WebSocket,
-    collector_off,
     json_response,
     parse_json,
     refusal_of,
@@ -200,7 +200,7 @@ def _counter(most: int) -> Callable[[Any], Any]:
 
     def count(value: Any) -> Any:
         if next(room, None) is None:
-            raise too_many_containers()
+            raise too_many_containers(most)
         return value
 
     return count

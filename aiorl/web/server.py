@@ -76,7 +76,9 @@ _MAX_SLICE = 512
 """Requests of a connection that wait for the answer to another one, or are answered in one turn of
 the event loop; and bytes that may hold about as many of them."""
 _MAX_SMALL_READ = 16 << 10
-"""Bytes above which no more are read in the same turn of the event loop: each chunk of a body can have one."""
+"""Bytes above which no more are read in the same turn of the event loop: each chunk of a body can
+have one.
+"""
 _MAX_MESSAGES = 256
 _MAX_MESSAGES_SLICE = 8 << 10
 """Messages of a WebSocket that wait to be taken, after which no more are parsed; and bytes parsed

@@ -180,8 +180,8 @@ class _Writer:
         size = array.nbytes
         if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
             raise LocalProtocolError(
-                f"{name}: an array of shape {array.shape} ({size:,} bytes) exceeds the protocol's limits"
-                f" ({self.limits.max_ndim} dimensions, {self.limits.max_array_bytes:,} bytes)"
+                f"{name}: an array of shape {array.shape} ({size:,} bytes) exceeds the protocol's"
+                f" limits ({self.limits.max_ndim} dimensions, {self.limits.max_array_bytes:,} bytes)"
             )
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)

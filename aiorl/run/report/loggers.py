@@ -28,7 +28,7 @@ import numpy as np
 import orjson
 
 from aiorl.config.code import check_takes, import_object, named_failures
-from aiorl.config.files import open_regular
+from aiorl.config.files import num_containers, open_regular
 from aiorl.errors import ConfigError, nearest
 from aiorl.process.imports import missing, require_packages
 from aiorl.process.replaced_file import replaced
@@ -570,7 +570,7 @@ def results_in(
 def result_of(line: bytes) -> dict[str, Any] | None:
     """Return the result in a line of result.jsonl, or None if the line is damaged."""
     value = None
-    if line.count(b"[") + line.count(b"{") > _MAX_CONTAINERS:
+    if num_containers(line) > _MAX_CONTAINERS:
         return None
     try:
         value = orjson.loads(line)

@@ -187,8 +187,8 @@ class AlgorithmTrainer(Trainer):
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Policy:
         """Return a policy as workers have it, with the current weights.
 
-        Its `compute_actions` takes observations that are preprocessed and filtered. A policy of your
-        own class is the local worker's object.
+        Its `compute_actions` takes observations that are preprocessed and filtered. A policy of
+        your own class is the local worker's object.
 
         Args:
             policy_id: id of the policy.
