@@ -233,10 +233,10 @@ def _quickly() -> Iterator[None]:
     """Speed up large imports in the block: disable garbage collection, and exclude the new objects
     from it forever.
 
-    Imports of matplotlib and cv2 fail meanwhile: Keras would load them for its helpers, which takes
-    half a second.
+    Imports of matplotlib, cv2 and IPython fail meanwhile: Keras would load them for its helpers,
+    which takes half a second.
     """
-    hidden = [package for package in ("matplotlib", "cv2") if package not in sys.modules]
+    hidden = [package for package in ("matplotlib", "cv2", "IPython") if package not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes the import system raise ImportError
     with collector_off():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 import tempfile
@@ -20,6 +21,7 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
 from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
+from aiorl.config.code import is_import_path
 from aiorl.config.parts import RunParts, RuntimePart
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -32,7 +34,8 @@ from aiorl.errors import (
     UnknownPolicyError,
 )
 from aiorl.learning.algorithm import AlgorithmState
-from aiorl.learning.algorithms.registry import algorithm_class, config_class
+from aiorl.learning.algorithms import ALGORITHMS
+from aiorl.learning.algorithms.registry import algorithm_class
 from aiorl.learning.tf_runtime import prepare_environment
 from aiorl.net.wire.messages import Snapshot
 from aiorl.process.replaced_file import replaced
@@ -102,15 +105,10 @@ class AlgorithmTrainer(Trainer):
             cls._name = default_config.model_fields["algo"].default
 
     @classmethod
-    def _made_for(cls, algo: str) -> type[AlgorithmTrainer]:
-        for kind in AlgorithmTrainer.__subclasses__():
-            if kind._name == algo:
-                return kind
-        return type(
-            f"{algorithm_class(algo).__name__}Trainer",
-            (AlgorithmTrainer,),
-            {"_default_config": config_class(algo)},
-        )
+    def _made_for(cls, algo: str) -> type[Trainer] | None:
+        if cls is AlgorithmTrainer and (algo in ALGORITHMS or is_import_path(algo)):
+            return trainer_class(algo)
+        return super()._made_for(algo)
 
     @property
     def workers(self) -> WorkerSet:
@@ -811,3 +809,43 @@ class AlgorithmTrainer(Trainer):
             unit.offer(snapshot)
         unit.take_up()
         return unit.worker
+
+
+def trainer_class(algo: str) -> type[AlgorithmTrainer]:
+    """Return the trainer class of an algorithm; a user's own algorithm without a trainer gets a new
+    class.
+
+    Args:
+        algo: name of the algorithm, or import path of a user's own.
+
+    Returns:
+        The trainer class.
+
+    Raises:
+        ConfigError: no algorithm has that name.
+    """
+    if algo in ALGORITHMS:
+        return _trainer_of(algo)
+    for kind in AlgorithmTrainer.__subclasses__():
+        if kind._name == algo:
+            return kind
+    return _new_trainer_class(algo)
+
+
+@functools.cache
+def _trainer_of(algo: str) -> type[AlgorithmTrainer]:
+    """Return the trainer class of one of aiorl's algorithms, always the same one."""
+    return _new_trainer_class(algo)
+
+
+def _new_trainer_class(algo: str) -> type[AlgorithmTrainer]:
+    kind = algorithm_class(algo)
+    return type(
+        f"{kind.__name__}Trainer",
+        (AlgorithmTrainer,),
+        {
+            "__doc__": f"Trainer for {kind.__name__}; see `{kind.__module__}`.",
+            "__module__": __package__,
+            "_default_config": kind.config_class,
+        },
+    )

@@ -25,7 +25,7 @@ from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config import with_base_config
-from aiorl.config.code import is_import_path, refuse_in_import
+from aiorl.config.code import refuse_in_import
 from aiorl.config.layers import (
     Layer,
     load_config,
@@ -74,11 +74,9 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     config = dict(ActingState.load(restored.checkpoint).config)
     restore_withheld(config)
     if not kind._name:
-        algo = config.get("algo")
-        match = next((other for other in _subclasses(kind) if other._name == algo), None)
-        if match is None and is_import_path(str(algo)):  # a user's own algorithm
-            candidates = (other._made_for(str(algo)) for other in _subclasses(Trainer))
-            match = next(filter(None, candidates), None)
+        algo = str(config.get("algo"))
+        candidates = (other._made_for(algo) for other in [kind, *_subclasses(kind)])
+        match = next(filter(None, candidates), None)
         if match is None:
             raise CheckpointError(
                 restored.checkpoint.path,
@@ -459,10 +457,10 @@ class Trainer:
 
     @classmethod
     def _made_for(cls, algo: str) -> type[Trainer] | None:
-        """Return the trainer class of an algorithm, making it if necessary; None if this class
-        makes none.
+        """Return the trainer class of an algorithm if it is this class or this class makes it;
+        otherwise None.
         """
-        return None
+        return cls if cls._name == algo else None
 
     @classmethod
     def _config_class(cls) -> type[CommonConfig]:
