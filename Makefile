@@ -23,6 +23,7 @@ help:  ## list the targets
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "aiorl needs Python 3.11 or newer; set PYTHON=python3.11")'
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) pip==26.3  # Python 3.11's own compares 200,000 files with sets of tags, for a minute
 
 $(LEARNER): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing the packages for training into $(VENV): 1.9 GB, a minute or two the first time"
