@@ -55,7 +55,21 @@ class LogFile(logging.FileHandler):
             )
 
 
+class _Warnings(logging.Handler):
+    """Shows warnings in a program that has set up no logging, as Python does for loggers without
+    handlers, of which aiorl's is none while a log is open.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the message on the standard error, unless another handler shows it."""
+        handlers = [*logging.getLogger().handlers, *_package_logger.handlers]
+        is_shown = not all(isinstance(handler, (LogFile, _Warnings)) for handler in handlers)
+        if not is_shown and logging.lastResort is not None:
+            logging.lastResort.handle(record)
+
+
 _package_logger = logging.getLogger("aiorl")
+_warnings = _Warnings(logging.WARNING)
 _lock = threading.Lock()
 _levels: list[int] = []
 """Levels of the open logs."""
@@ -78,6 +92,10 @@ def _use(level: int, *, is_open: bool) -> None:
         _package_logger.setLevel(_own_level)
         if _levels and not _package_logger.isEnabledFor(min(_levels)):
             _package_logger.setLevel(min(_levels))
+        if _levels:
+            _package_logger.addHandler(_warnings)  # if it isn't there yet
+        else:
+            _package_logger.removeHandler(_warnings)
 
 
 class RunLog(contextlib.ExitStack):

@@ -177,3 +177,24 @@ def test_logs_are_kept_small_while_the_run_goes_on(tmp_path: Path) -> None:
     log.close()
     of_worker.write_text("x" * 70_000)
     assert of_worker.stat().st_size == 70_000
+
+
+def test_a_program_without_logging_of_its_own_sees_warnings_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(text: str) -> str:
+        logger.info("%s as information", text)
+        logger.warning("%s as a warning", text)
+        return capsys.readouterr().err
+
+    logs = [run_log(tmp_path / name, log_level="INFO") for name in "ab"]
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert shown("two runs") == "two runs as a warning\n"
+    own = io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(own)])
+    assert shown("a handler") == ""
+    assert own.getvalue().splitlines() == ["a handler as information", "a handler as a warning"]
+    for log in logs:
+        log.close()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert shown("no run") == "no run as a warning\n"
