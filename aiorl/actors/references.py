@@ -77,8 +77,11 @@ class ObjectRef:
 
         Args:
             timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: time is up; the call continues.
         """
-        return _unpacked(self.future.result(timeout))
+        return _result_in_time(self.future, timeout)
 
     def is_ready(self) -> bool:
         """Return whether the call has ended."""
@@ -115,6 +118,17 @@ def _unpacked(result: Any) -> Any:
     return result.unpack() if isinstance(result, PackedValue) else result
 
 
+def _result_in_time(future: Future[Any], timeout: float | None) -> Any:
+    try:
+        return _unpacked(future.result(timeout))
+    except TimeoutError:
+        if future.done():  # it is the error of the call
+            raise
+        raise TimeoutError(
+            "time is up, and the call has not ended; it continues, so get its result later"
+        ) from None
+
+
 def settle(future: Future[Any], ended: asyncio.Future[Any]) -> None:
     """End a future like another one, which has ended."""
     if ended.cancelled():
@@ -149,14 +163,14 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: float | None = None) -> 
         RemoteError: the method of an actor raised an exception.
         ActorLost: an actor ended before it answered.
         ActorError: a call was cancelled, or made before the fork of this process.
-        TimeoutError: time is up.
+        TimeoutError: time is up; the calls continue.
         TypeError: ``refs`` is something else.
     """
     if isinstance(refs, ObjectRef):
         return refs.result(timeout)
     all_futures = [ref.future for ref in _checked(refs, "get")]
     end = None if timeout is None else time.monotonic() + timeout
-    return [_unpacked(future.result(_seconds_until(end))) for future in all_futures]
+    return [_result_in_time(future, _seconds_until(end)) for future in all_futures]
 
 
 def with_results(

@@ -102,7 +102,7 @@ def test_wait_returns_as_soon_as_enough_calls_have_ended(
     assert aiorl.wait([waiting, *quick], num_returns=3) == (quick, [waiting])
     assert aiorl.wait([waiting, *quick]) == (quick[:1], [waiting, *quick[1:]])
     assert aiorl.wait([waiting], timeout=0.05) == ([], [waiting])
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="it continues"):
         aiorl.get([*quick, waiting], timeout=0.05)
     file.touch()
     assert aiorl.wait([waiting, *quick], num_returns=4) == ([waiting, *quick], [])
