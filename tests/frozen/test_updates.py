@@ -24,9 +24,12 @@ QUICK = {"impala", "dqn"}
 VARIANTS = {
     "appo-gru",
     "bc-lstm",
+    "cql-box",
     "iql-discrete",
     "ppo-box",
+    "ppo-lstm",
     "ppo-noise",
+    "ppo-penalty",
     "sac-discrete",
     "sac-noise",
 }

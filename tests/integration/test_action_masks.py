@@ -27,7 +27,13 @@ def finished(learner: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [PPO, IMPALA], ids=["ppo", "impala"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(PPO, id="ppo"),
+        pytest.param(IMPALA, id="impala", marks=pytest.mark.nightly),
+    ],
+)
 def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any) -> None:
     """A player that moves illegally gets -1 and the other one 0; the rewards of a legal game sum to
     0.
@@ -44,9 +50,11 @@ def test_tic_tac_toe_never_ends_by_an_illegal_move(processes: Any, options: Any)
             assert (result["episode_reward_min"], result["episode_reward_max"]) == (0.0, 0.0)
 
 
+SHORT = "--rollout-fragment-length=8"
+"""Sequences of few steps, since each step is traced."""
 LAYOUTS = {
     "rows": (),
-    "filtered_sequences": ("--model.use-lstm=true", "--observation-filter=MeanStdFilter"),
+    "filtered_sequences": ("--model.use-lstm=true", "--observation-filter=MeanStdFilter", SHORT),
 }
 
 
@@ -58,7 +66,8 @@ LAYOUTS = {
         ("ppo", "filtered_sequences", "tuple"),
         ("impala", "rows", "dict"),
         ("impala", "filtered_sequences", "discrete"),
-        ("impala", "filtered_sequences", "multi_discrete"),
+        pytest.param("impala", "filtered_sequences", "multi_discrete", marks=pytest.mark.nightly),
+        ("impala", "rows", "multi_discrete"),
     ],
 )
 def test_masks_forbid_actions_of_every_kind_of_space(
@@ -74,7 +83,7 @@ def test_masks_forbid_actions_of_every_kind_of_space(
         *options,
         "--env=masked_env:ForbiddingEnv",
         f"--env-config={{actions: {actions}}}",
-        "--stop-timesteps=1500",
+        "--stop-timesteps=1000",
     )
     results = finished(learner)
     assert "forbidden" not in learner.log
@@ -86,11 +95,12 @@ def test_masks_in_infos_and_a_recurrent_policy_over_streamed_batches(processes: 
     learner = processes.learner(
         *SMALL,
         *IMPALA,
+        SHORT,
         "--env=aiorl.env.action_mask:MaskFromInfo",
         "--model.use-gru=true",
         "--env-config={env: 'masked_env:ForbiddingEnv', actions: tuple, in_info: true}",
         "--observation-filter=MeanStdFilter",
-        "--stop-timesteps=1500",
+        "--stop-timesteps=1000",
     )
     finished(learner)
     assert "forbidden" not in learner.log

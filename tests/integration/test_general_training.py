@@ -30,14 +30,8 @@ TWO = (
     "--multiagent.policy-mapping-fn=general_runs:side",
 )
 LONG = ("--seed=1", "--xla=auto", "--stop-timesteps=100000")
-ALL = pytest.mark.parametrize(
-    "algo",
-    [
-        "ppo",
-        pytest.param("impala", marks=pytest.mark.nightly),
-        pytest.param("appo", marks=pytest.mark.slow),
-    ],
-)
+IMPALA = pytest.param("impala", marks=pytest.mark.nightly)
+APPO = pytest.param("appo", marks=pytest.mark.nightly)
 
 Run = Callable[..., StartedLearner]
 
@@ -66,7 +60,7 @@ def moved(before: dict[str, Any], after: dict[str, Any], policy_id: str) -> bool
 
 
 @pytest.mark.slow
-@ALL
+@pytest.mark.parametrize("algo", ["ppo", IMPALA, "appo"])
 def test_two_policies_learn_in_one_run_and_a_resumed_run_continues_with_both(
     run: Run, ledger_balances: Any, algo: str
 ) -> None:
@@ -172,7 +166,7 @@ def test_a_policy_learns_next_to_a_users_own_and_a_fixed_one(run: Run) -> None:
 
 
 @pytest.mark.slow
-@ALL
+@pytest.mark.parametrize("algo", ["ppo", IMPALA, APPO])
 def test_dict_observations_and_tuple_actions_can_be_learned(run: Run, algo: str) -> None:
     learner = run(
         f"--algo={algo}", *SMALL, "--env=general_runs:Nested", "--lr=0.003", "--stop-timesteps=3000"
@@ -206,7 +200,7 @@ def test_callbacks_measure_on_workers_and_change_the_result_on_the_learner(run: 
 
 
 @pytest.mark.slow
-@ALL
+@pytest.mark.parametrize("algo", ["ppo", IMPALA, APPO])
 def test_memory_that_sees_previous_actions_and_rewards_is_trained(run: Run, algo: str) -> None:
     learner = run(
         f"--algo={algo}",

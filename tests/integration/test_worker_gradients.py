@@ -13,6 +13,7 @@ A3C = (
     "--train-batch-size=64",
     "--num-workers=1",
     "--seed=1",
+    "--xla=off",
 )
 
 

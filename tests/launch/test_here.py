@@ -302,11 +302,13 @@ def test_mpirun_starts_a_learner_and_workers_that_end_together(tmp_path: Path) -
     learner = [
         *SHARED,
         "--stop-timesteps",
-        "4000",
+        "400",
         "--num-workers",
         "0",
         "--train-batch-size",
         "400",
+        "--num-sgd-iter",
+        "1",
         "--xla",
         "off",
     ]

@@ -141,7 +141,7 @@ def test_the_costs_of_simulated_workers_are_measured(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize("has_keys", [pytest.param(False, marks=pytest.mark.nightly), True])
 async def test_real_workers_are_measured(
     has_keys: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

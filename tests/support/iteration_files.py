@@ -32,6 +32,7 @@ _SETTINGS: dict[str, Any] = {
     "compilation_cache": "off",
     "min_iter_time_s": 0,
     "observation_filter": "MeanStdFilter",
+    "xla": "off",
 }
 
 

@@ -107,7 +107,7 @@ def test_leases_are_for_exactly_one_batch_or_kept_topped_up_within_a_limit(name:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "appo"])
+@pytest.mark.parametrize("name", ["ppo", pytest.param("appo", marks=pytest.mark.nightly)])
 def test_eager_updates_can_be_stepped_through_and_learn_the_same(name: str) -> None:
     runs = [
         Case(name, xla="off", **settings)
@@ -156,8 +156,8 @@ def test_options_of_the_optimizer_are_those_of_keras() -> None:
     [
         pytest.param("ppo", "use_lstm", True, "on", marks=pytest.mark.slow),
         ("impala", "use_gru", True, "off"),
-        pytest.param("appo", "use_lstm", True, "on", marks=pytest.mark.slow),
-        pytest.param("appo", "use_gru", True, "off", marks=pytest.mark.nightly),
+        pytest.param("appo", "use_lstm", True, "on", marks=pytest.mark.nightly),
+        pytest.param("appo", "use_gru", True, "off", marks=pytest.mark.slow),
         pytest.param("impala", "use_lstm", True, "on", marks=pytest.mark.nightly),
     ],
 )

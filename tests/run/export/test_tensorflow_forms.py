@@ -28,7 +28,19 @@ from aiorl.learning.models import export
 
 FORMATS = ["onnx", "savedmodel", "keras", "tflite"]
 QUICK = ["filtered frames", "values"]
-COMBINED = ["looks back", "masked tuple", "masked values", "values of frames", "without chance"]
+COMBINED = [
+    "custom features with memory",
+    "filtered",
+    "images in parts",
+    "layers of values",
+    "looks back",
+    "masked returns, looks back",
+    "masked tuple",
+    "masked values",
+    "rooms",
+    "values of frames",
+    "without chance",
+]
 """Worlds whose parts stand in others, too."""
 
 

@@ -180,7 +180,8 @@ def test_a_debugger_in_the_environment_has_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "alone_envs.py").write_text(ENVS)
     options = (
         "--env=alone_envs:Breaking",
-        "--xla=off",
+        "--eager",
+        "--num-sgd-iter=1",
         "--stop-timesteps=100",
         "--train-batch-size=200",
         "--rollout-fragment-length=50",

@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "eager": True,
     "log_sys_usage": False,
     "timesteps_per_iteration": 256,
-    "training_intensity": 0.5,
+    "training_intensity": 0.125,
     "train_batch_size": 32,
     "learning_starts": 64,
     "checkpoint_interval_s": 0,

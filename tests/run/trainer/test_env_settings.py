@@ -127,10 +127,14 @@ def returns(trainer: Any, count: int) -> list[float]:
     return [trainer.train()["episode_reward_max"] for _ in range(count)]
 
 
-@pytest.mark.parametrize("env", [Remade, Told])
 @pytest.mark.parametrize(
-    "num_workers",
-    [pytest.param(0, id="alone"), pytest.param(1, id="with a worker", marks=pytest.mark.slow)],
+    ("num_workers", "env"),
+    [
+        (0, Remade),
+        (0, Told),
+        pytest.param(1, Remade, marks=pytest.mark.slow),
+        pytest.param(1, Told, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_function_of_the_result_sets_levels_and_a_restored_run_goes_on_with_them(
     tmp_path: Path, num_workers: int, env: Any

@@ -35,10 +35,8 @@ TRAIN = """
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(tmp_path: Path) -> None:
+    """A trainer without workers, and then one with a worker."""
     manager, client = start_new_kernel(cwd=str(tmp_path))
 
     def run(code: str, *, interrupt_at: str = "") -> tuple[str, str]:
@@ -61,13 +59,18 @@ def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(
             elif kind == "status" and content["execution_state"] == "idle":
                 return printed, error
 
-    settings: dict[str, Any] = {**SMALL, "num_workers": num_workers, "min_iter_time_s": 600}
-    make = f"""
-        import aiorl, json, threading, time
-        from pathlib import Path
-        trainer = aiorl.PPOTrainer({settings!r}, env="CartPole-v1")
-    """
-    try:
+    def check(num_workers: int) -> None:
+        settings: dict[str, Any] = {
+            **SMALL,
+            "num_workers": num_workers,
+            "min_iter_time_s": 600,
+            "run_dir": str(tmp_path / f"run-{num_workers}"),
+        }
+        make = f"""
+            import aiorl, json, threading, time
+            from pathlib import Path
+            trainer = aiorl.PPOTrainer({settings!r}, env="CartPole-v1")
+        """
         assert run(make)[1] == ""
         assert run(TRAIN, interrupt_at="three updates")[1] == "KeyboardInterrupt"
         saved, updates = json.loads(run(STATE)[0])
@@ -78,13 +81,15 @@ def test_t2_an_interrupted_cell_leaves_a_checkpoint_and_a_working_trainer(
         after = json.loads(run(STATE)[0])[1]
         assert after > updates
         assert run("trainer.stop()") == ("", "")
-        assert (
-            json.loads(run(STATE.replace("trainer._training.counters.updates", "0"))[0])[0] == after
-        )
+        last = STATE.replace("trainer._training.counters.updates", "0")
+        assert json.loads(run(last)[0])[0] == after
         kernel = psutil.Process(manager.provisioner.pid)  # type: ignore[union-attr]
-        assert not [
-            child for child in kernel.children(recursive=True) if "aiorl.worker" in child.cmdline()
-        ]
+        children = kernel.children(recursive=True)
+        assert not [child for child in children if "aiorl.worker" in child.cmdline()]
+
+    try:
+        check(num_workers=0)
+        check(num_workers=1)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

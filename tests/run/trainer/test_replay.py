@@ -69,7 +69,7 @@ def make_config(run_dir: Path, **settings: Any) -> DQNConfig:
         pytest.param(
             SACConfig,
             {**ACTOR, "env": "CartPole-v1", "training_intensity": 2},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_actors_learn_to_aim(kind: Any, own: dict[str, Any], tmp_path: Path) -> 
         "model": {"fcnet_hiddens": [32]},
     }
     with kind(run_dir=str(tmp_path / "run"), **settings).build() as trainer:
-        for _ in trainer.iterate(stop_timesteps=1000):
+        for _ in trainer.iterate(stop_timesteps=500):
             pass
         assert trainer.evaluate(episodes=50).mean > -0.15
 

@@ -35,8 +35,6 @@ SMALL: dict[str, Any] = {
 }
 SHORT = {**SMALL, "eager": True, "sgd_minibatch_size": 256, "num_sgd_iter": 1}
 """Settings for few updates, which take less time than to trace one."""
-LONG = {**SMALL, "xla": "auto"}
-"""Settings for long updates, for which compilation pays off."""
 
 
 def test_r187_samples_are_stored_and_read_unchanged(tmp_path: Path) -> None:
@@ -77,7 +75,14 @@ def test_a_rule_that_balances_the_pole_is_learned_from_its_episodes(
 
 
 @pytest.mark.slow
-def test_a_recurrent_model_learns_from_rows_without_states(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("length", "num_steps", "goal"),
+    [(8, 4_000, 40), pytest.param(16, 16_000, 300, marks=pytest.mark.nightly)],
+)
+def test_a_recurrent_model_learns_from_rows_without_states(
+    tmp_path: Path, length: int, num_steps: int, goal: float
+) -> None:
+    """A policy that has not learned has returns of about 20."""
     record(tmp_path / "data", 20)
     model = {
         "fcnet_hiddens": [16],
@@ -86,12 +91,12 @@ def test_a_recurrent_model_learns_from_rows_without_states(tmp_path: Path) -> No
         "lstm_use_prev_action_reward": True,
     }
     files = {"run_dir": str(tmp_path / "run"), "input": str(tmp_path / "data")}
-    settings = {**SMALL, **files, "lr": 1e-2, "model": model, "rollout_fragment_length": 16}
+    settings = {**SMALL, **files, "lr": 1e-2, "model": model, "rollout_fragment_length": length}
     config = BCConfig(**settings, postprocess_inputs=True)
     with config.build() as trainer:
-        *_, result = trainer.iterate(stop_timesteps=16_000)
+        *_, result = trainer.iterate(stop_timesteps=num_steps)
         assert result["learner"]["policy_loss"] < 0.5, "about 0.69 at first"
-        assert min(trainer.evaluate(episodes=5).returns) >= 300
+        assert min(trainer.evaluate(episodes=5).returns) >= goal
 
 
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
@@ -110,7 +115,7 @@ def test_with_half_of_the_rows_random_the_better_ones_are_preferred(tmp_path: Pa
     means = []
     for kind, own in ((BCConfig, {}), (MARWILConfig, {"beta": 3.0})):
         settings = {
-            **LONG,
+            **SMALL,
             **own,
             "run_dir": str(tmp_path / kind.__name__),
             "input": str(tmp_path / "data"),
@@ -119,9 +124,9 @@ def test_with_half_of_the_rows_random_the_better_ones_are_preferred(tmp_path: Pa
             "sgd_minibatch_size": 128,
         }
         with kind(**settings, shuffle_buffer_size=32).build() as trainer:
-            while trainer.train()["timesteps_total"] < 30_000:
+            while trainer.train()["timesteps_total"] < 20_000:
                 pass
-            means.append(float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)))
+            means.append(float(np.mean(trainer.evaluate(episodes=10, seed=1).returns)))
     assert means[1] > means[0] + 50
 
 
@@ -193,7 +198,7 @@ REPLAY: dict[str, Any] = {
     "seed": 3,
     "rollout_fragment_length": 64,
     "train_batch_size": 32,
-    "training_intensity": 2,
+    "training_intensity": 1,
     "model": {"fcnet_hiddens": [8]},
     "min_iter_time_s": 0,
     "timesteps_per_iteration": 128,
@@ -207,7 +212,7 @@ REPLAY: dict[str, Any] = {
 @pytest.mark.slow
 def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path: Path) -> None:
     """G5: also, a restored trainer continues with its replay and stores no row again."""
-    rows = record(tmp_path / "data", 24, expert=False)
+    rows = record(tmp_path / "data", 12, expert=False)
     config = IQLConfig(**REPLAY, run_dir=str(tmp_path / "run"), input=str(tmp_path / "data"))
     with config.build() as first:
         found = [result for result, _ in zip(first.iterate(), range(2 * rows // 128), strict=False)]
@@ -217,7 +222,10 @@ def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path
         assert rows <= begun[0] < rows + 256
         last = found[-1]
         assert last["learner"]["replay_rows"] == last["learner"]["rows_stored"] == rows
-        assert last["learner"]["training_intensity"] == pytest.approx(2.0, abs=0.2)
+        due = REPLAY["training_intensity"] * (last["timesteps_total"] - rows)
+        trained = last["learner"]["rows_trained"]
+        assert due - REPLAY["train_batch_size"] < trained <= due
+        assert last["learner"]["training_intensity"] == pytest.approx(trained / due)
         ledger = last["ledger"]
         assert ledger["sampled"] == ledger["trained"] + ledger["queued"] >= 1.5 * rows
         with aiorl.Trainer.restore(
@@ -225,7 +233,8 @@ def test_a_replay_stores_each_row_once_and_reports_an_input_that_is_due(tmp_path
         ) as second:
             for _ in range(rows // 128 + 1):
                 result = second.train()
-                assert result["learner"]["num_sgd_steps"] > 0
+                assert result["learner"]["rows_trained"] > trained
+                trained = result["learner"]["rows_trained"]
             assert result["learner"]["rows_stored"] == rows
 
 
@@ -238,7 +247,7 @@ def test_with_a_replay_training_ends_with_the_last_pass(tmp_path: Path) -> None:
     with config.build() as trainer:
         *_, last = trainer.iterate()
         assert last["timesteps_total"] == 3 * rows
-        assert last["learner"]["rows_trained"] == pytest.approx(2 * 2 * rows, abs=64)
+        assert last["learner"]["rows_trained"] == pytest.approx(2 * rows, abs=64)
 
 
 @pytest.mark.slow
@@ -302,6 +311,6 @@ def test_with_half_of_the_rows_random_values_show_the_better_ones(
         "input": str(tmp_path / "data"),
     }
     with kind(**own).build() as trainer:
-        *_, result = trainer.iterate(stop_timesteps=16_000 if kind is IQLConfig else 40_000)
+        *_, result = trainer.iterate(stop_timesteps=14_000 if kind is IQLConfig else 40_000)
         assert result["learner"]["replay_rows"] == result["learner"]["rows_stored"] < 12_000
-        assert float(np.mean(trainer.evaluate(episodes=20, seed=1).returns)) >= 450
+        assert float(np.mean(trainer.evaluate(episodes=10, seed=1).returns)) >= 450

@@ -131,17 +131,41 @@ def worker_pids() -> list[int]:
     ]
 
 
+NEARBY = """
+import gymnasium
+
+
+class Own(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+"""
+
+
 @pytest.mark.slow
 def test_t2_ctrl_c_ends_a_script_with_a_checkpoint_of_the_last_update_and_without_processes(
     tmp_path: Path,
 ) -> None:
+    """Workers and evaluations find the modules next to a script, from any directory."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "nearby.py").write_text(NEARBY)
+    config = {
+        **PPO,
+        "eager": True,
+        "run_dir": str(tmp_path / "run"),
+        "evaluation_interval": 1,
+        "evaluation_num_episodes": 1,
+    }
     text = textwrap.dedent(f"""\
         import aiorl
-        trainer = aiorl.PPOTrainer({ {**PPO, "run_dir": str(tmp_path / "run")}!r})
-        for result in trainer.iterate():
-            print(result["env_steps_trained_total"], flush=True)
+        import nearby
+        if __name__ == "__main__":
+            trainer = aiorl.PPOTrainer({config!r}, env=nearby.Own)
+            for result in trainer.iterate():
+                assert result["evaluation"]["episodes_this_iter"] == 1
+                print(result["env_steps_trained_total"], flush=True)
     """)
-    with script(tmp_path, text) as process:
+    with script(folder, text) as process:
         assert process.stdout is not None
         seen = [int(process.stdout.readline()) for _ in range(3)]
         children = psutil.Process(process.pid).children(recursive=True)
@@ -182,7 +206,13 @@ def test_with_an_address_and_no_local_workers_it_waits_for_others(tmp_path: Path
 
 @pytest.mark.slow
 def test_train_does_the_same_as_the_command_line_until_ctrl_c(tmp_path: Path) -> None:
-    settings = {**PPO, "run_dir": str(tmp_path / "run"), "min_iter_time_s": 0.1}
+    settings = {
+        **PPO,
+        "eager": True,
+        "num_workers": 1,
+        "run_dir": str(tmp_path / "run"),
+        "min_iter_time_s": 0.1,
+    }
     text = f"""
 import aiorl, json
 if __name__ == "__main__":
@@ -202,7 +232,7 @@ if __name__ == "__main__":
     assert aiorl.load_policy(result["checkpoint"]).env_steps == result["env_steps_trained_total"]
     assert (tmp_path / "run" / "learning_curve.png").exists()
     assert (tmp_path / "run" / "best").is_dir()
-    assert result["num_healthy_workers"] == 2
+    assert result["num_healthy_workers"] == 1
 
 
 def test_train_refuses_impossible_settings_immediately(tmp_path: Path) -> None:
@@ -212,44 +242,6 @@ def test_train_refuses_impossible_settings_immediately(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'stop_return'"):
         aiorl.train("CartPole-v1", stop_retrun=1.0)
     assert not (tmp_path / "run").exists()
-
-
-NEARBY = """
-import gymnasium
-
-
-class Own(gymnasium.Wrapper):
-    def __init__(self):
-        super().__init__(gymnasium.make("CartPole-v1"))
-"""
-
-
-@pytest.mark.slow
-def test_workers_and_evaluations_find_the_modules_next_to_a_script_from_any_directory(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "scripts"
-    folder.mkdir()
-    (folder / "nearby.py").write_text(NEARBY)
-    config = {
-        **PPO,
-        "run_dir": str(tmp_path / "run"),
-        "evaluation_interval": 1,
-        "evaluation_num_episodes": 1,
-    }
-    text = f"""
-import aiorl
-import nearby
-
-if __name__ == "__main__":
-    with aiorl.PPOTrainer({config!r}, env=nearby.Own) as trainer:
-        trainer.train()
-        print("RESULT", trainer.train()["evaluation"]["episodes_this_iter"])
-"""
-    with script(folder, text) as process:
-        printed, said = process.communicate(timeout=90)
-    assert process.returncode == 0, said
-    assert printed.endswith("RESULT 1\n")
 
 
 @pytest.mark.slow
