@@ -40,8 +40,8 @@ def end_of_actors() -> Iterator[None]:
         (
             SyncSamplesOptimizer,
             PPOTFPolicy,
-            {"rollout_fragment_length": 256, "policy_config": {"lr": 1e-3}},
-            {"train_batch_size": 1024, "num_sgd_iter": 8, "sgd_minibatch_size": 128},
+            {"rollout_fragment_length": 64, "num_envs": 8, "policy_config": {"lr": 2e-3}},
+            {"train_batch_size": 1024, "num_sgd_iter": 6, "sgd_minibatch_size": 256},
             40_000,
         ),
         (
@@ -55,14 +55,15 @@ def end_of_actors() -> Iterator[None]:
             SyncReplayOptimizer,
             DQNTFPolicy,
             {
-                "rollout_fragment_length": 4,
+                "rollout_fragment_length": 2,
+                "num_envs": 4,
                 "policy_config": {
-                    "lr": 1e-3,
-                    "epsilon_schedule": [[0, 1.0], [2000, 0.05]],
-                    "target_update_freq": 100,
+                    "lr": 2e-3,
+                    "epsilon_schedule": [[0, 1.0], [1500, 0.05]],
+                    "target_update_freq": 50,
                 },
             },
-            {"train_batch_size": 64},
+            {"train_batch_size": 256},
             30_000,
         ),
         (
@@ -91,7 +92,7 @@ def test_an_optimizer_learns(
     )
     mean_return = 0.0
     while not mean_return >= bar and optimizer.num_steps_sampled < max_env_steps:
-        for _ in range(250 if kind is SyncReplayOptimizer else 1):
+        for _ in range(50 if kind is SyncReplayOptimizer else 1):
             optimizer.step()
         mean_return = optimizer.collect_metrics(min_history=30)["episode_reward_mean"]
         print(optimizer.num_steps_sampled, mean_return)

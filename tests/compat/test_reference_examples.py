@@ -101,7 +101,7 @@ def test_a_worker_has_agents_with_several_policies() -> None:
     worker.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_optimizer_makes_workers() -> None:
     # fmt: off
     optimizer = SyncSamplesOptimizer.make(

@@ -15,8 +15,14 @@ from learner_server import ForkedLearner, can_fork
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-SHORTER = {"stop_return=475": "stop_return=100", "num_workers=0,": 'num_workers=0, xla="off",'}
-"""Changes to pages: compilation takes longer than short runs. Those with workers keep it."""
+SHORTER = {
+    "stop_return=475": "stop_return=60",
+    "stop_return=100": "stop_return=60",
+    "num_workers=0,": 'num_workers=0, xla="off",',
+    "num_workers=1,": 'num_workers=1, xla="off",',
+    '"num_workers": 0,': '"num_workers": 0, "xla": "off",',
+}
+"""Changes to pages: compilation takes longer than short runs. Those with two workers keep it."""
 TESTED_ELSEWHERE = {"clients.md", "exports.md", "own_code.md", "new_algorithm.md"}
 ALONE = sorted(
     name
@@ -183,7 +189,7 @@ def test_a_users_own_algorithm_learns_as_its_page_shows(saved: Path) -> None:
 
 @pytest.mark.parametrize("saved", ["new_algorithm.md"], indirect=True)
 def test_a_users_own_algorithm_is_trained_resumed_and_evaluated_by_commands(saved: Path) -> None:
-    learn = ["--seed=1", "--num-workers=1"]
+    learn = ["--seed=1", "--num-workers=1", "--xla=off"]
     run(
         saved,
         *learn,
@@ -212,6 +218,7 @@ def test_policies_learn_together_as_the_page_shows(saved: Path) -> None:
         "--multiagent.policies={even: null, odd: null}",
         "--multiagent.policy-mapping-fn=poles:policy_for",
         "--num-workers=1",
+        "--xla=off",
         "--stop-timesteps=4096",
         "--run-dir=run",
     )

@@ -160,7 +160,7 @@ def test_a_run_names_a_policy_that_a_high_learning_rate_has_killed(
         "num_sgd_iter": 10,
         "seed": 2,
         "model": {"fcnet_hiddens": [16]},
-        "eager": True,
+        "xla": "off",
         "lr": 3.0,
         "run_dir": str(tmp_path / "run"),
     }

@@ -146,7 +146,8 @@ def onnxruntime_web() -> Path:
 def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a run that has learned CartPole."""
     run_dir = tmp_path_factory.mktemp("runs") / "cartpole"
-    options = ("--preset=ppo-cartpole-quick", "--stop-return=250", f"--run-dir={run_dir}")
+    options = ("--preset=ppo-cartpole-quick", "--num-workers=0", "--xla=off", "--seed=1")
+    options += ("--stop-return=200", f"--run-dir={run_dir}")
     learner = StartedLearner(run_dir, *options)
     try:
         assert learner.wait(200) == 0, learner.text

@@ -338,6 +338,10 @@ def test_the_config_has_spaces_and_a_port() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+QUICK = ("--xla=off", "--train-batch-size=1024", "--sgd-minibatch-size=256", "--lr=2e-3")
+"""Options of PPO for short runs, in which compilation takes longer than the updates."""
+
+
 class Run:
     """A run that waits for clients."""
 
@@ -365,12 +369,17 @@ class Run:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-@pytest.mark.parametrize("goal", [60, pytest.param(475, marks=pytest.mark.nightly)])
-def test_a_client_in_javascript_trains_cartpole(tmp_path: Path, goal: int) -> None:
+@pytest.mark.parametrize(
+    ("goal", "options"),
+    [(60, ("--num-workers=1", *QUICK)), pytest.param(475, (), marks=pytest.mark.nightly)],
+)
+def test_a_client_in_javascript_trains_cartpole(
+    tmp_path: Path, goal: int, options: tuple[str, ...]
+) -> None:
     page = (ROOT / "docs/browsers.md").read_text("utf-8")
     (tmp_path / "client.mjs").write_text(page.partition("```javascript\n")[2].partition("```")[0])
     (tmp_path / "game.mjs").write_text((Path(__file__).parent / "cartpole.mjs").read_text())
-    run = Run(tmp_path / "run", "--stop-return", str(goal))
+    run = Run(tmp_path / "run", "--stop-return", str(goal), *options)
     game = subprocess.Popen(["node", str(tmp_path / "game.mjs"), run.url, "8"])
     try:
         assert run.process.wait(240) == 0
@@ -416,7 +425,7 @@ def test_games_in_csharp_are_played_to_their_ends_and_name_a_server_that_is_gone
 
 @pytest.mark.slow
 def test_a_run_without_clients_says_so_and_warns_of_nothing(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", "--algo", "impala", "--xla", "off")
+    run = Run(tmp_path / "run", "--algo", "impala", "--xla", "off", "--num-workers", "1")
     log = tmp_path / "run/log.txt"
     with aiorl.PolicyClient(run.url) as client:
         client.session().close()  # the first update is compiled
@@ -427,7 +436,7 @@ def test_a_run_without_clients_says_so_and_warns_of_nothing(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_clients_go_on_when_workers_are_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = Run(tmp_path / "run", *QUICK)
     refused: list[int] = []
     played: list[int] = []
     stop = threading.Event()
@@ -472,7 +481,8 @@ def test_clients_go_on_when_workers_are_killed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) -> None:
     bind = f"tcp://127.0.0.1:{free_port()}"
-    run = Run(tmp_path / "run", "--num-workers", "0", "--bind", bind, "--stop-return", "150")
+    options = ("--num-workers", "0", "--bind", bind, "--stop-return", "150", *QUICK)
+    run = Run(tmp_path / "run", *options)
 
     def play(client: aiorl.PolicyClient) -> None:
         env = gymnasium.make("CartPole-v1")

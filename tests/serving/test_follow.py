@@ -28,6 +28,7 @@ pytest.importorskip("httptools")
 
 from export_worlds import observations_of, save_world
 from processes import wait_until
+from saved_runs import save_run
 
 import aiorl
 from aiorl.acting.actor import Actor
@@ -371,7 +372,7 @@ def test_marwil_and_the_estimators_take_what_a_server_recorded(tmp_path: Path) -
             command, capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120
         )
 
-    aiorl_("train", "--env=CartPole-v1", "--run-dir=run", "--stop-timesteps=2000", "--xla=off")
+    save_run(tmp_path / "run", env="CartPole-v1")
     command = [sys.executable, "-m", "aiorl", "serve", "run", "--record=data", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as server:
         url = re.search(r"http://\S+", server.stdout.readline())[0]

@@ -1,9 +1,9 @@
 """Learner processes without the time to load TensorFlow: forked from one server process for all
 processes of the tests.
 
-A forked process does the same as ``python -m aiorl.learner``: it has its own session, arguments,
-working directory, environment and standard streams, and runs ``__main__`` from the first line. Only
-the modules are already loaded.
+A forked process does the same as ``python -m aiorl.learner``, or as another module or program: it
+has its own session, arguments, working directory, environment and standard streams, and runs
+``__main__`` from the first line. Only the modules are already loaded.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import quick_variables
 can_fork = hasattr(os, "pidfd_open")
 """True if this platform has such learners; otherwise learners are usual processes."""
 
+LEARNER = "aiorl.learner"
 _MAX_REQUEST = 1 << 20
 _CLONE_NEWNET = 0x40000000  # <sched.h>
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -61,6 +62,7 @@ class ForkedLearner:
         arguments: list[str],
         environment: dict[str, str],
         *,
+        module: str = LEARNER,
         script: str = "",
         directory: str = "",
         namespace: str = "",
@@ -70,7 +72,8 @@ class ForkedLearner:
         Args:
             arguments: command-line arguments.
             environment: all its environment variables.
-            script: path of a program to run instead of ``python -m aiorl.learner``.
+            module: module to run as ``python -m`` does.
+            script: path of a program to run instead of a module.
             directory: working directory; "" is the current one.
             namespace: name of its network namespace; "" is that of this process.
         """
@@ -85,6 +88,7 @@ class ForkedLearner:
             request = {
                 "arguments": arguments,
                 "environment": environment,
+                "module": module,
                 "script": script,
                 "directory": directory or os.getcwd(),
                 "namespace": namespace,
@@ -261,7 +265,7 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
         if request["script"]:
             runpy.run_path(request["script"], run_name="__main__")
         else:
-            runpy.run_module("aiorl.learner", run_name="__main__", alter_sys=True)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
     run_and_end(run)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from learner_server import ForkedLearner, can_fork
+from learner_server import LEARNER, ForkedLearner, can_fork
 
 CARTPOLE = "--env=CartPole-v1"
 SMALL = (
@@ -142,12 +142,14 @@ class StartedLearner(Started):
         environment: dict[str, str] | None = None,
         is_forked: bool = True,
         directory: str = "",
+        module: str = LEARNER,
         script: str = "",
     ) -> None:
         self.run_dir = run_dir
         self._options, self._script, self._directory = list(options), script, directory
+        self._module = module
         self._is_forked = is_forked and can_fork
-        program = [script] if script else ["-m", "aiorl.learner"]
+        program = [script] if script else ["-m", module]
         super().__init__([sys.executable, *program, *options], environment)
 
     def _start(
@@ -155,7 +157,11 @@ class StartedLearner(Started):
     ) -> subprocess.Popen[str] | ForkedLearner:
         if self._is_forked:
             return ForkedLearner(
-                self._options, environment, script=self._script, directory=self._directory
+                self._options,
+                environment,
+                module=self._module,
+                script=self._script,
+                directory=self._directory,
             )
         return super()._start(command, environment)
 

@@ -144,7 +144,11 @@ def test_a_custom_network_solves_a_task_that_needs_memory_as_a_built_in_one_does
         seed=1,
         xla="off",
         run_dir=run,
-        lr=2e-3,
+        num_envs_per_worker=16,
+        train_batch_size=2048,
+        sgd_minibatch_size=512,
+        num_sgd_iter=6,
+        lr=3e-3,
         model=settings_of(with_attention, (32,), (3, 16)),
     )
     with config.build() as trainer:
