@@ -968,6 +968,13 @@ class CommonConfig(OfflineKeys, ProcessKeys, SamplingKeys, FragmentKeys, RunKeys
                 )
         return variables
 
+    @field_validator("compilation_cache")
+    @classmethod
+    def _check_compilation_cache(cls, place: str) -> str:
+        if place.lower() in ("on", "true", "yes"):  # a value of `xla`, and no name of a directory
+            raise ValueError("must be auto, off or a directory (auto switches it on)")
+        return place
+
     @field_validator("evaluation_config", mode="before")
     @classmethod
     def _with_names_of_code(cls, changes: object) -> object:

@@ -147,6 +147,7 @@ def test_r171_with_base_config_replaces_sub_dicts_and_leaves_the_base_untouched(
         ({"seed": 16**100_000}, "seed"),
         ({"env_config": {"a": [1, 16**100_000]}}, "env_config.a.1"),
         ({"extra_python_environs_for_driver": {"A=B": "c"}}, "extra_python_environs_for_driver"),
+        ({"compilation_cache": "on"}, "compilation_cache"),
         ({"extra_python_environs_for_worker": {"A": "b\0"}}, "extra_python_environs_for_worker"),
         ({"model": {"fcnet_hiddens": ["a"]}}, "model.fcnet_hiddens"),
         ({"model": {"use_lstm": True, "use_gru": True}}, "model.use_gru"),
