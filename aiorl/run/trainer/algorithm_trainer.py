@@ -21,7 +21,6 @@ from aiorl.acting.actor import Actor
 from aiorl.acting.checkpoint import Checkpoint
 from aiorl.acting.filters import ObservationFilter, check_states
 from aiorl.acting.policy import Policy
-from aiorl.config.code import is_import_path
 from aiorl.config.parts import RunParts, RuntimePart
 from aiorl.config.schema import CommonConfig
 from aiorl.data.columns import DEFAULT_POLICY_ID
@@ -105,10 +104,14 @@ class AlgorithmTrainer(Trainer):
             cls._name = default_config.model_fields["algo"].default
 
     @classmethod
-    def _made_for(cls, algo: str) -> type[Trainer] | None:
-        if cls is AlgorithmTrainer and (algo in ALGORITHMS or is_import_path(algo)):
+    def _named(cls, algo: str) -> type[Trainer] | None:
+        if cls is AlgorithmTrainer and algo in ALGORITHMS:
             return trainer_class(algo)
-        return super()._made_for(algo)
+        return super()._named(algo)
+
+    @classmethod
+    def _made_for(cls, algo: str) -> type[AlgorithmTrainer]:
+        return trainer_class(algo)
 
     @property
     def workers(self) -> WorkerSet:

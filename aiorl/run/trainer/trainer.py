@@ -25,7 +25,7 @@ from aiorl.acting.acting_state import ActingState
 from aiorl.acting.checkpoint import Checkpoint, check_compatible
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config import with_base_config
-from aiorl.config.code import refuse_in_import
+from aiorl.config.code import is_import_path, refuse_in_import
 from aiorl.config.layers import (
     Layer,
     load_config,
@@ -75,8 +75,11 @@ def _restored(kind: type[Trainer], path: str | Path, **changes: Any) -> Trainer:
     restore_withheld(config)
     if not kind._name:
         algo = str(config.get("algo"))
-        candidates = (other._made_for(algo) for other in [kind, *_subclasses(kind)])
-        match = next(filter(None, candidates), None)
+        named = (other._named(algo) for other in [kind, *_subclasses(kind)])
+        match = next(filter(None, named), None)
+        if match is None and is_import_path(algo):  # a user's own algorithm
+            candidates = (other._made_for(algo) for other in _subclasses(Trainer))
+            match = next(filter(None, candidates), None)
         if match is None:
             raise CheckpointError(
                 restored.checkpoint.path,
@@ -456,11 +459,18 @@ class Trainer:
     # ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def _made_for(cls, algo: str) -> type[Trainer] | None:
-        """Return the trainer class of an algorithm if it is this class or this class makes it;
-        otherwise None.
+    def _named(cls, algo: str) -> type[Trainer] | None:
+        """Return this class if it is the trainer of an algorithm, or its subclass that is and is
+        made when someone needs it; otherwise None.
         """
         return cls if cls._name == algo else None
+
+    @classmethod
+    def _made_for(cls, algo: str) -> type[Trainer] | None:
+        """Return the trainer class of an algorithm, making it if necessary; None if this class
+        makes none.
+        """
+        return None
 
     @classmethod
     def _config_class(cls) -> type[CommonConfig]:

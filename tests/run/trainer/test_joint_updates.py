@@ -90,3 +90,20 @@ def test_a_policy_whose_agent_has_left_has_empty_rows(tmp_path: Path) -> None:
         metrics = trainer.train()["learner"]
         assert metrics["left+right/valid_left"] == pytest.approx(0.25)
         assert metrics["left+right/valid_right"] == 1.0
+
+
+def test_a_checkpoint_of_a_class_below_another_of_the_users_own_is_restored_as_that_class(
+    tmp_path: Path,
+) -> None:
+    algo = "joint_algorithm:OtherCritic"
+
+    class Base(aiorl.AlgorithmTrainer):
+        pass
+
+    class Own(Base):
+        _default_config = config_class(algo)
+
+    with Own({**SMALL, **EAGER, "algo": algo, "run_dir": str(tmp_path / "run")}) as trainer:
+        path = trainer.save(tmp_path / "saved")
+    with aiorl.Trainer.restore(path, run_dir=str(tmp_path / "again")) as restored:
+        assert type(restored) is Own
