@@ -416,6 +416,7 @@ def test_hosts_that_lack_packages_are_named(hosts: Hosts) -> None:
     [
         pytest.param("Ctrl-C", marks=pytest.mark.nightly),
         pytest.param("terminal", marks=pytest.mark.nightly),
+        pytest.param("stop", marks=pytest.mark.nightly),
         "SIGKILL",
     ],
 )
@@ -425,11 +426,18 @@ def test_all_ends_with_the_launcher(hosts: Hosts, how: str) -> None:
     started = hosts.start("--", hosts="n1=1 n2=1", terminal=terminal)
     os.close(terminal)
     started.wait_for("iteration")
-    if how == "terminal":
-        os.close(ours)
-    else:
-        started.send(signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
-    started.wait(60)
+    match how:
+        case "Ctrl-C":
+            started.send(signal.SIGINT)
+        case "terminal":
+            os.close(ours)
+        case "stop":
+            run(*AIORL, "stop", hosts.work / "run")
+        case "SIGKILL":
+            started.send(signal.SIGKILL)
+    status = started.wait(60)
+    if how == "stop":
+        assert status == 128 + signal.SIGTERM
     wait_until(lambda: not hosts.left(), 30, "that nothing is left")
     wait_until(lambda: [*(hosts.work / "run/checkpoints").glob("checkpoint-*")], 30, "a checkpoint")
 
