@@ -56,14 +56,15 @@ class LogFile(logging.FileHandler):
 
 
 class _Warnings(logging.Handler):
-    """Shows warnings in a program that has set up no logging, as Python does for loggers without
-    handlers, of which aiorl's is none while a log is open.
+    """Shows warnings in a program that has set up no logging.
+
+    Python does so for loggers without handlers, but an open log is a handler of aiorl's.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the message on the standard error, unless another handler shows it."""
         handlers = [*logging.getLogger().handlers, *_package_logger.handlers]
-        is_shown = not all(isinstance(handler, (LogFile, _Warnings)) for handler in handlers)
+        is_shown = any(not isinstance(handler, LogFile | _Warnings) for handler in handlers)
         if not is_shown and logging.lastResort is not None:
             logging.lastResort.handle(record)
 
