@@ -10,8 +10,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # pip would compile 18,000 files with one processor; some of them are examples of errors
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 RESULTS := .pytest_cache/results.xml
-# Whole files in each process. Of three on two cores, one usually waits for something.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Whole files in each process. Of three on two cores, one usually waits for something, and of four
+# with slow tests two.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-docs extras train test test-slow test-all nightly check style types layers prose \
@@ -55,11 +56,11 @@ train: $(LEARNER)  ## solve CartPole-v1 with PPO and two workers; installs the p
 	@$(BIN)/aiorl train --preset ppo-cartpole-quick --stop-return 475
 
 test: $(STAMP)  ## run the tests (without the long learning runs)
-	@$(PYTEST) -m 'not slow' --junitxml=$(RESULTS)
+	@$(PYTEST) -n 3 -m 'not slow' --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
 
 test-slow: $(STAMP)  ## run the learning and fault runs that CI runs, too
-	@$(PYTEST) -m 'slow and not nightly'
+	@$(PYTEST) -n 4 -m 'slow and not nightly'
 
 test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 	@$(BIN)/python -m pytest
@@ -89,7 +90,7 @@ size:  ## print statements, code lines and files of each room; nothing limits th
 	@$(BIN)/python tests/support/size.py
 
 requirements: $(STAMP)  ## run the tests and write docs/requirements.md: requirements and their tests
-	-@$(PYTEST) -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
+	-@$(PYTEST) -n 3 -m 'not slow' --ignore=tests/test_requirements.py --junitxml=$(RESULTS)
 	@$(BIN)/python tests/support/requirement_table.py $(RESULTS)
 
 bench: $(STAMP)  ## measure every figure against its baseline; make bench NAMES="sampler wire"

@@ -146,14 +146,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_children(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork the processes that aiorl starts in this one; for slow tests, they load all by
-    themselves.
-    """
-    if request.config.option.markexpr == "not slow":
-        with forking():
-            yield
-    else:
+def forked_children() -> Iterator[None]:
+    """Fork the processes that aiorl starts in this one."""
+    with forking():
         yield
 
 

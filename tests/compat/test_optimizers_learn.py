@@ -51,7 +51,7 @@ def end_of_actors() -> Iterator[None]:
             {"grads_per_step": 20},
             150_000,
         ),
-        (
+        pytest.param(
             SyncReplayOptimizer,
             DQNTFPolicy,
             {
@@ -65,13 +65,15 @@ def end_of_actors() -> Iterator[None]:
             },
             {"train_batch_size": 256},
             30_000,
+            marks=pytest.mark.nightly,
         ),
-        (
+        pytest.param(
             AsyncSamplesOptimizer,
             VTraceTFPolicy,
             {"rollout_fragment_length": 32, "num_envs": 4, "policy_config": {"lr": 3e-3}},
             {"train_batch_size": 256, "rollout_fragment_length": 128},
             150_000,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

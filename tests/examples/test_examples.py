@@ -444,7 +444,7 @@ def test_parameter_server_learns_from_late_gradients(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("goal", [-100, pytest.param(7, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("goal", [-150, pytest.param(7, marks=pytest.mark.nightly)])
 def test_prioritised_replay_feeds_a_learner_that_reaches_its_bar(folder: Folder, goal: int) -> None:
     """An action that never changes has a return of -200; a random one costs more."""
     folder.change("prioritised_replay.py", "[-100:]) < 7:", f"[-100:]) < {goal}:")

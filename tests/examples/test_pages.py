@@ -153,6 +153,7 @@ for kind in (aiorl.DQNConfig, HindsightConfig):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("saved", ["new_replay_algorithm.md"], indirect=True)
 def test_hindsight_flips_bits_to_a_goal_that_dqn_does_not_reach(saved: Path) -> None:
     """Of 8 bits, half are to be flipped on average, so the best mean return is -3; -8 is failure."""

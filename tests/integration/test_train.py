@@ -65,7 +65,9 @@ def test_r3_one_command_trains_cartpole_through_worker_processes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "is_drawn"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("num_workers", "is_drawn"), [(1, True), pytest.param(2, False, marks=pytest.mark.nightly)]
+)
 def test_same_seed_gives_bit_equal_weights_after_20_updates(
     processes, until, tmp_path: Path, num_workers: int, is_drawn: bool
 ) -> None:

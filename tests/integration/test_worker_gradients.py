@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from learner_server import LOADED_CHILDREN
 
 A3C = (
     "--algo=a3c",
@@ -67,7 +68,9 @@ def test_a_run_of_gradients_continues_after_a_kill(processes, ledger_balances, u
 def test_a_worker_without_tensorflow_ends_the_run_and_names_the_package_to_install(
     processes,
 ) -> None:
-    learner = processes.learner(*A3C, "--env=general_parts:without_tensorflow")
+    learner = processes.learner(
+        *A3C, "--env=general_parts:without_tensorflow", environment=LOADED_CHILDREN
+    )
     assert learner.wait(60) == 1
     (said,) = [line for line in learner.text.splitlines() if line.startswith("aiorl: ")]
     assert "'tensorflow'" in said

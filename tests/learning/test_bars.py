@@ -184,7 +184,8 @@ def test_sac_swings_a_pendulum_up_with_state_dependent_noise(tmp_path: Path, see
     assert evaluate(run_dir, episodes=20, seed=1).mean >= -250
 
 
-@pytest.mark.parametrize("cell", ["use_lstm", pytest.param("use_gru", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
 def test_ppo_with_a_recurrent_cell_recalls_what_no_memoryless_policy_can(
     tmp_path: Path, cell: str
 ) -> None:

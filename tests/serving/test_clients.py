@@ -371,7 +371,7 @@ class Run:
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 @pytest.mark.parametrize(
     ("goal", "options"),
-    [(60, ("--num-workers=1", *QUICK)), pytest.param(475, (), marks=pytest.mark.nightly)],
+    [(40, ("--num-workers=1", *QUICK)), pytest.param(475, (), marks=pytest.mark.nightly)],
 )
 def test_a_client_in_javascript_trains_cartpole(
     tmp_path: Path, goal: int, options: tuple[str, ...]

@@ -2,8 +2,9 @@
 
 They are forked from one process that has loaded these modules, and not TensorFlow. A forked child
 runs ``__main__`` from the first line, and is a child of this process with its own session,
-arguments, environment, streams and descriptors. Processes that are started by programs of tests,
-which are processes themselves, load all by themselves as users' processes do.
+arguments, environment, streams and descriptors. The children of a forked learner are forked from a
+fork of it (`fork_from_here`). Processes that are started by other programs of tests, which are
+processes themselves, load all by themselves as users' processes do.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, NoReturn, Self
 
 import psutil
-import pytest
-from learner_server import run_and_end
 
 MODULES = (
     "aiorl.actors.process",
@@ -54,23 +53,57 @@ _IMPORTED = (
     "uvloop",
 )
 _PYTHON = sys.executable
+FORKS_CHILDREN = "forks children"
+"""What a process from which others are forked shows as its command."""
 _MAX_REQUEST = 1 << 20
 _MAX_DESCRIPTORS = 16
-_MAX_COMMAND = 1000
-_PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+ROOM_FOR_A_COMMAND = " " * 1000
+"""Last argument of a process from which others are forked: they write their commands there."""
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
     """Fork the children that aiorl starts in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux":
-            from aiorl.process import children
+    from aiorl.process import children
 
-            own = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
-            patch.setattr(children, "subprocess", own)
-            patch.setattr(asyncio, "create_subprocess_exec", _start_for_loop)
-        yield
+    before = children.subprocess
+    if sys.platform == "linux":
+        _fork_children()
+    yield
+    children.subprocess = before
+    asyncio.create_subprocess_exec = _start_in_loop
+
+
+def fork_from_here() -> None:
+    """Fork the children that aiorl starts in this process from a fork of it.
+
+    This process has loaded what they need, TensorFlow too, and has one thread.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()  # Ctrl-C in the terminal of a learner is not for this process
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        _show([FORKS_CHILDREN])
+        _serve(theirs)
+    theirs.close()
+    _servers[parent] = _Server(ours, pid)
+    _fork_children()
+
+
+def _fork_children() -> None:
+    from aiorl.process import children
+
+    own: Any = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
+    children.subprocess = own
+    asyncio.create_subprocess_exec = _start_for_loop  # type: ignore[assignment]
 
 
 def own_children() -> set[psutil.Process]:
@@ -83,16 +116,17 @@ def own_children() -> set[psutil.Process]:
 _start_in_loop = asyncio.create_subprocess_exec
 
 
-def _can_fork(command: Sequence[str]) -> bool:
+def is_child(command: Sequence[str]) -> bool:
+    """Return whether a command is one of those of aiorl's children."""
     return [*command[:3]] == [_PYTHON, "-P", "-m"] and command[3] in MODULES
 
 
 def _start(command: Sequence[str], **options: Any) -> Any:
-    return (_Forked if _can_fork(command) else subprocess.Popen)(command, **options)
+    return (_Forked if is_child(command) else subprocess.Popen)(command, **options)
 
 
 async def _start_for_loop(*command: str, **options: Any) -> Any:
-    if not _can_fork(command):
+    if not is_child(command):
         return await _start_in_loop(*command, **options)
     ours, theirs = socket.socketpair()
     with theirs:
@@ -222,19 +256,29 @@ def start_program(command: list[str], environment: Mapping[str, str]) -> Any:
 class _Server:
     """Process from which the children of this process are forked."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket, pid: int) -> None:
         self._lock = threading.Lock()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection = connection
+        self.pid = pid
+        self._libc = ctypes.CDLL(None)
+
+    @classmethod
+    def start(cls) -> Self:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), " " * _MAX_COMMAND],
+            process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), ROOM_FOR_A_COMMAND],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": ""},
                 pass_fds=(theirs.fileno(),),
             )
-        self.pid = self._process.pid
-        self._libc = ctypes.CDLL(None)
-        atexit.register(self._end)
+
+        def end() -> None:
+            ours.close()
+            process.wait()
+
+        atexit.register(end)
+        return cls(ours, process.pid)
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Return the process id of a new child of this process."""
@@ -251,10 +295,6 @@ class _Server:
             raise RuntimeError("the process that forks children has ended")
         return pid
 
-    def _end(self) -> None:
-        self._connection.close()
-        self._process.wait()
-
 
 _servers: dict[int, _Server] = {}
 
@@ -262,7 +302,7 @@ _servers: dict[int, _Server] = {}
 def _server() -> _Server:
     """Return the server of this process; a fork of this process gets its own."""
     if os.getpid() not in _servers:
-        _servers[os.getpid()] = _Server()
+        _servers[os.getpid()] = _Server.start()
     return _servers[os.getpid()]
 
 
@@ -270,11 +310,16 @@ def _server() -> _Server:
 # --------------------------------------------------------------------------------------------------
 
 
-def _serve(connection: socket.socket) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def load() -> None:
+    """Import what children need."""
     for module in _IMPORTED:
         with contextlib.suppress(ImportError):  # an optional package is missing
             importlib.import_module(module)
+
+
+def _serve(connection: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    load()
     for module in MODULES:
         del sys.modules[module]  # each child runs one of them as its main module
     if threading.active_count() > 1:
@@ -325,6 +370,32 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     _show(request["command"])
     sys.orig_argv = request["command"]
     run_and_end(functools.partial(_run, request["command"][1:]))
+
+
+def run_and_end(run: Callable[[], object]) -> NoReturn:
+    """Run a program in this forked process, with random numbers of its own, and end the process
+    with the program's status.
+    """
+    import random
+
+    import numpy as np
+
+    random.seed()
+    np.random.seed()
+    status: Any = 1
+    try:
+        run()
+        status = 0
+    except SystemExit as error:
+        status = error.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if isinstance(status, str):
+        os.write(2, f"{status}\n".encode())
+    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _run(words: list[str]) -> None:

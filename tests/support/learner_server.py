@@ -24,14 +24,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import quick_variables
+from forked_children import ROOM_FOR_A_COMMAND, fork_from_here, load, run_and_end
 
 can_fork = hasattr(os, "pidfd_open")
 """True if this platform has such learners; otherwise learners are usual processes."""
 
 LEARNER = "aiorl.learner"
+LOADED_CHILDREN = {"CHILDREN_OF_TESTS": "loaded"}
+"""Environment variable of a learner whose children load all by themselves as users' processes do;
+others are forked, with TensorFlow loaded."""
 _MAX_REQUEST = 1 << 20
 _CLONE_NEWNET = 0x40000000  # <sched.h>
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -141,7 +145,8 @@ class _Server:
         self._folder = tempfile.TemporaryDirectory(prefix="learners-")
         self.address = os.path.join(self._folder.name, "socket")
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", __file__, self.address], stdin=subprocess.PIPE
+            [sys.executable, "-X", "faulthandler", __file__, self.address, ROOM_FOR_A_COMMAND],
+            stdin=subprocess.PIPE,
         )
         atexit.register(self.end)
 
@@ -186,6 +191,7 @@ def _load() -> None:
     from aiorl.learning.models import catalog, export  # noqa: F401
 
     FigureCanvasAgg(Figure()).print_png(io.BytesIO())  # also finds fonts
+    load()
     # tests run a graph only a few times: optimising it takes longer
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     quick_variables.install()
@@ -254,6 +260,8 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
     os.closerange(3, 256)
     if request["namespace"]:
         _enter_network(request["namespace"])
+    if not LOADED_CHILDREN.items() <= request["environment"].items():
+        fork_from_here()
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
@@ -268,32 +276,6 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
     run_and_end(run)
-
-
-def run_and_end(run: Callable[[], object]) -> NoReturn:
-    """Run a program in this forked process, with random numbers of its own, and end the process
-    with the program's status.
-    """
-    import random
-
-    import numpy as np
-
-    random.seed()
-    np.random.seed()
-    status: Any = 1
-    try:
-        run()
-        status = 0
-    except SystemExit as error:
-        status = error.code
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    if isinstance(status, str):
-        os.write(2, f"{status}\n".encode())
-    os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _enter_network(namespace: str) -> None:

@@ -187,6 +187,8 @@ def test_a_program_without_logging_of_its_own_sees_warnings_once(
         logger.warning("%s as a warning", text)
         return capsys.readouterr().err
 
+    # without those that commands have added in other tests
+    monkeypatch.setattr(logging.getLogger("aiorl"), "handlers", [])
     logs = [run_log(tmp_path / name, log_level="INFO") for name in "ab"]
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     assert shown("two runs") == "two runs as a warning\n"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from forked_children import own_children
 from processes import Processes, StartedLearner, check_ledger
@@ -128,7 +127,7 @@ def test_a_run_without_workers_is_one_process_and_resumes_after_ctrl_c(
 ) -> None:
     learner = alone("--min-iter-time-s=0.05", "--checkpoint-interval-s=0.2")
     learner.wait_for_result(lambda result: result["updates_total"] >= 10)
-    assert psutil.Process(learner.pid).children(recursive=True) == []
+    assert learner.children() == []
     assert end_by(learner, signal.SIGINT) < 5
     assert "Ctrl-C" in learner.text
     assert "aiorl.worker" not in learner.text

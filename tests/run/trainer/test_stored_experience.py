@@ -291,8 +291,8 @@ def test_each_of_several_policies_learns_from_its_own_stored_rows(tmp_path: Path
     assert all(learner[f"{name}/num_sgd_steps"] > 0 for name in ("even", "odd"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param(CQLConfig, marks=pytest.mark.nightly), IQLConfig])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [CQLConfig, IQLConfig])
 def test_with_half_of_the_rows_random_values_show_the_better_ones(
     kind: Any, tmp_path: Path
 ) -> None:
