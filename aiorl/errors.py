@@ -45,6 +45,7 @@ built-in exception, so that code that does not know aiorl can catch the type it 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import queue
 import traceback
@@ -86,7 +87,9 @@ def described(error: BaseException) -> str:
         error: the exception, as it was caught.
     """
     kind = type(error).__name__
-    text = str(error)
+    text = ""
+    with contextlib.suppress(Exception):  # a class of users may fail here
+        text = str(error)
     if text.strip():
         return f"{kind}: {text}"
     frames = traceback.extract_tb(error.__traceback__)

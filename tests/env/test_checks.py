@@ -163,6 +163,21 @@ def test_an_exception_without_text_is_reported_with_the_failing_line():
     assert "_refuses" in message
 
 
+class Wordless(Exception):
+    """Its text fails."""
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def test_an_exception_whose_text_fails_is_reported_with_the_failing_line():
+    with pytest.raises(Wordless) as caught:
+        raise Wordless
+    text = described(caught.value)
+    assert text.startswith("Wordless at ")
+    assert text.endswith("raise Wordless")
+
+
 def test_an_exception_with_text_is_reported_with_its_text():
     with pytest.raises(EnvError) as reported:
         raise_env_fault("env", "step", KeyError("speed"), index=1, step=7)
