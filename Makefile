@@ -10,8 +10,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # pip would compile 18,000 files with one processor; some of them are examples of errors
 COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 RESULTS := .pytest_cache/results.xml
-# Whole files in each process. Of three on two cores, one usually waits for something, and of four
-# with slow tests two.
+# Whole files in each process. Of three on two cores, one usually waits for something, and of five
+# with slow tests three.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -60,7 +60,7 @@ test: $(STAMP)  ## run the tests (without the long learning runs)
 	@$(BIN)/python tests/support/requirement_table.py --check $(RESULTS)
 
 test-slow: $(STAMP)  ## run the learning and fault runs that CI runs, too
-	@$(PYTEST) -n 4 -m 'slow and not nightly'
+	@$(PYTEST) -n 5 -m 'slow and not nightly'
 
 test-all: $(STAMP)  ## run all tests, including long learning and fault runs
 	@$(BIN)/python -m pytest

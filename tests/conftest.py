@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_pas
 """Flags for code that runs once or twice. Processes that tests start compile as users' processes
 do."""
 MEMORY = "/dev/shm"
-WAITING = ("transport", "process", "env", "worker")
+WAITING = ("launch", "transport", "process", "env", "worker")
 LONG = (
     "examples",
     "learning",
@@ -42,7 +42,9 @@ LONG = (
 
 
 # no test depends on the clock: a busy machine takes long to draw and to run an example
-settings.register_profile("aiorl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "aiorl", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("aiorl")
 
 
@@ -90,13 +92,21 @@ def pytest_collection(session: pytest.Session) -> None:
         os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    """Mark nightly tests as slow ones, too, and order the files of what ``-m`` selects."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
+    yield
+    _order_files(items)
+
+
+def _order_files(items: list[pytest.Item]) -> None:
     """Put folders with the longest files first, so that no process is alone with one of them in the
     end.
 
     Files that mostly wait alternate with them, to run along with files that need both cores.
-    Nightly tests are slow ones, too.
     """
     rank = {folder: number for number, folder in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(LONG)))
@@ -108,9 +118,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             places[item.path] = 2 * counts[waits] + waits
             counts[waits] += 1
     items.sort(key=lambda item: places[item.path])
-    for item in items:
-        if item.get_closest_marker("nightly"):
-            item.add_marker("slow")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

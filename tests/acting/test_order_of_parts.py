@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from export_worlds import Shown
 from gymnasium import spaces
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from saved_runs import save_run
 
 import aiorl
@@ -94,7 +94,6 @@ any_spaces = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(space=any_spaces, seed=st.integers(0, 1 << 31))
 def test_a_rebuilt_space_flattens_observations_like_the_environments(
     space: spaces.Space[Any], seed: int

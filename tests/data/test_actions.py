@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.data.actions import ActionLayout, leaf_spaces
 from aiorl.errors import BatchError, UnsupportedSpaceError
@@ -77,7 +77,6 @@ def has_choice(leaf):
 
 # of Gymnasium, about its own samples of whole Boxes
 @pytest.mark.filterwarnings("ignore:.*Casting input x")
-@settings(max_examples=50)
 @given(space=any_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_r117_every_action_can_be_restored_from_its_column(space, rows, seed):
     """R117: for any space, the environment gets one action per row, of the kind that the space

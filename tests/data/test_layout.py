@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.data import columns as c
 from aiorl.data.fragment import Fragment, SamplePlan
@@ -82,7 +82,6 @@ def check_sequences(batch: SampleBatch, arrays: dict[str, Any], length: int) -> 
     assert sorted(rows_seen) == sorted(map(tuple, batch[c.OBS].tolist())), "each row once"
 
 
-@settings(max_examples=50)
 @given(batches(), st.integers(1, 12))
 def test_sequences_have_each_row_once_with_the_state_of_acting(
     batch: SampleBatch, length: int
@@ -95,7 +94,6 @@ def test_sequences_have_each_row_once_with_the_state_of_acting(
     )
 
 
-@settings(max_examples=50)
 @given(batches(has_state=False), st.integers(1, 12))
 def test_without_a_state_any_trajectory_can_follow_one_that_ended(
     batch: SampleBatch, length: int
@@ -144,7 +142,6 @@ def test_two_agents_of_one_episode_are_two_trajectories() -> None:
     assert arrays[c.VALID].sum(0).tolist() == [3, 2]
 
 
-@settings(max_examples=50)
 @given(batches())
 def test_rows_are_steps_of_one_environment(batch: SampleBatch) -> None:
     arrays = to_rows(batch, PLAN)

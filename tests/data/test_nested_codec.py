@@ -5,7 +5,7 @@ import enum
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.data.nested_codec import pack, pack_infos, unpack
@@ -51,7 +51,6 @@ def same(first, other) -> bool:
     return first == other or (first != first and other != other)
 
 
-@settings(max_examples=50)
 @given(values)
 def test_packed_values_are_restored_with_their_types(value):
     assert same(unpack(pack(value)), value)

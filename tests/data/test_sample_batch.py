@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.data import sample_batch
@@ -114,7 +114,6 @@ ARRAYS = hnp.arrays(
 )
 
 
-@settings(max_examples=50)
 @given(array=ARRAYS, by_row=st.booleans(), data=st.data())
 def test_r65_decompression_restores_equal_arrays_and_rows_are_picked_compressed(
     array, by_row, data

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.data.spaces import (
@@ -41,7 +41,6 @@ def test_a_space_survives_msgpack_and_strict_json(space):
     assert space_from_dict(json.loads(json.dumps(data, allow_nan=False))) == space
 
 
-@settings(max_examples=50)
 @given(
     low=hnp.arrays(
         np.float32,
@@ -136,7 +135,6 @@ any_dicts = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(space=any_dicts)
 def test_the_parts_of_a_dict_keep_their_order(space):
     data = space_to_dict(space)
@@ -149,7 +147,6 @@ def test_the_parts_of_a_dict_keep_their_order(space):
         assert space_to_dict(back) == data
 
 
-@settings(max_examples=50)
 @given(space=any_dicts)
 def test_descriptions_that_differ_in_order_only_are_recognised(space):
     data = space_to_dict(space)

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.data.columns import DEFAULT_AGENT_ID as AGENT
 from aiorl.env import native_vector_env
@@ -228,7 +228,6 @@ class VectorInfos(gymnasium.vector.VectorEnv):
             self.infos = self._add_info(self.infos, info, index)
 
 
-@settings(max_examples=50)
 @given(st.lists(own_infos, min_size=1, max_size=4))
 def test_split_infos_undoes_gymnasiums_combining(rows):
     assert split_infos(VectorInfos(rows).infos, len(rows)) == rows

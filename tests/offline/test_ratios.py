@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.offline.estimators import Ratios, Trajectories, bootstrap_means, interval_of
 
@@ -86,7 +86,6 @@ def ratios(draw, clip=None):
     )
 
 
-@settings(max_examples=50)
 @given(ratios())
 def test_an_equal_policy_has_the_return_of_the_episodes(drawn):
     same = Ratios(drawn.of, np.zeros(len(drawn.ratios)))
@@ -95,7 +94,6 @@ def test_an_equal_policy_has_the_return_of_the_episodes(drawn):
     assert same.effective_sample_size == pytest.approx(len(drawn.of))
 
 
-@settings(max_examples=50)
 @given(ratios())
 def test_weights_of_a_step_and_of_finished_episodes_add_up_to_the_number_of_episodes(drawn):
     played, weights = drawn.of, drawn.weights()
@@ -108,7 +106,6 @@ def test_weights_of_a_step_and_of_finished_episodes_add_up_to_the_number_of_epis
         assert weights[at].sum() + ended == pytest.approx(len(played))
 
 
-@settings(max_examples=50)
 @given(ratios())
 def test_without_a_model_doubly_robust_is_per_decision_and_the_sample_size_is_bounded(drawn):
     nothing = np.zeros(len(drawn.ratios))
@@ -118,7 +115,6 @@ def test_without_a_model_doubly_robust_is_per_decision_and_the_sample_size_is_bo
     assert 1 - 1e-9 <= drawn.effective_sample_size <= len(drawn.of) + 1e-9
 
 
-@settings(max_examples=50)
 @given(ratios())
 def test_an_exact_model_of_a_deterministic_world_leaves_no_variance(drawn):
     """Q is the reward plus the next value, so the terms weighted by ratios are 0."""

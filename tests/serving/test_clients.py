@@ -32,7 +32,7 @@ pytest.importorskip("uvicorn")
 
 from forked_module import run_module
 from policy_server import post, serving
-from processes import wait_until
+from processes import free_address, wait_until
 from saved_runs import save_run
 
 import aiorl
@@ -480,8 +480,7 @@ def test_clients_go_on_when_workers_are_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_client_with_local_inference_is_a_worker_of_the_run(tmp_path: Path) -> None:
-    bind = f"tcp://127.0.0.1:{free_port()}"
-    options = ("--num-workers", "0", "--bind", bind, "--stop-return", "150", *QUICK)
+    options = ("--num-workers", "0", "--bind", free_address(), "--stop-return", "150", *QUICK)
     run = Run(tmp_path / "run", *options)
 
     def play(client: aiorl.PolicyClient) -> None:

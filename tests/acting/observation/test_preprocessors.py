@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from aiorl.acting.preprocessors import (
     BoxPreprocessor,
@@ -77,7 +77,6 @@ nested_spaces = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(space=nested_spaces, rows=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_any_space_flattens_as_in_gymnasium(space, rows, seed):
     """R39, R32: the policy's space has the shape and bounds of the output, and is never nested."""

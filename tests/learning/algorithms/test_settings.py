@@ -23,7 +23,6 @@ from aiorl.learning.keys.actor_critic import ActorCriticConfig, OnPolicyConfig
 from aiorl.run.policy_plan import config_of
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
 def test_a_train_batch_is_whole_fragments_or_the_error_names_nearest_sizes(
     size: int, length: int, envs: int
