@@ -30,6 +30,7 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn, Self
 
 import psutil
+import pytest
 
 MODULES = (
     "aiorl.actors.process",
@@ -53,27 +54,23 @@ _IMPORTED = (
     "uvloop",
 )
 _PYTHON = sys.executable
-FORKS_CHILDREN = "forks children"
+_FORKS_CHILDREN = "forks children"
 """What a process from which others are forked shows as its command."""
 _MAX_REQUEST = 1 << 20
 _MAX_DESCRIPTORS = 16
 ROOM_FOR_A_COMMAND = " " * 1000
 """Last argument of a process from which others are forked: they write their commands there."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
     """Fork the children that aiorl starts in this process."""
-    from aiorl.process import children
-
-    before = children.subprocess
-    if sys.platform == "linux":
-        _fork_children()
-    yield
-    children.subprocess = before
-    asyncio.create_subprocess_exec = _start_in_loop
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            _fork_children(patch)
+        yield
 
 
 def fork_from_here() -> None:
@@ -87,30 +84,38 @@ def fork_from_here() -> None:
     if pid == 0:
         ours.close()
         os.setsid()  # Ctrl-C in the terminal of a learner is not for this process
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal_at_end_of_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(0)
-        _show([FORKS_CHILDREN])
         _serve(theirs)
     theirs.close()
-    _servers[parent] = _Server(ours, pid)
-    _fork_children()
+    _servers[parent] = _Server(ours)
+    _fork_children(pytest.MonkeyPatch())
 
 
-def _fork_children() -> None:
+def signal_at_end_of_parent(number: int) -> None:
+    """Let the kernel send this process a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _fork_children(patch: pytest.MonkeyPatch) -> None:
     from aiorl.process import children
 
-    own: Any = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
-    children.subprocess = own
-    asyncio.create_subprocess_exec = _start_for_loop  # type: ignore[assignment]
+    own = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
+    patch.setattr(children, "subprocess", own)
+    patch.setattr(asyncio, "create_subprocess_exec", _start_for_loop)
 
 
-def own_children() -> set[psutil.Process]:
-    """Return all processes below this one, without the one from which they are forked."""
-    servers = {server.pid for server in _servers.values()}
-    found = psutil.Process().children(recursive=True)
-    return {process for process in found if process.pid not in servers}
+def children_of(pid: int) -> set[psutil.Process]:
+    """Return all processes below a process, without those from which its children are forked."""
+    below = psutil.Process(pid).children(recursive=True)
+    return {process for process in below if not _forks_children(process)}
+
+
+def _forks_children(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return _FORKS_CHILDREN in process.cmdline()
+    return False
 
 
 _start_in_loop = asyncio.create_subprocess_exec
@@ -256,10 +261,9 @@ def start_program(command: list[str], environment: Mapping[str, str]) -> Any:
 class _Server:
     """Process from which the children of this process are forked."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._lock = threading.Lock()
         self._connection = connection
-        self.pid = pid
         self._libc = ctypes.CDLL(None)
 
     @classmethod
@@ -278,7 +282,7 @@ class _Server:
             process.wait()
 
         atexit.register(end)
-        return cls(ours, process.pid)
+        return cls(ours)
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Return the process id of a new child of this process."""
@@ -319,6 +323,7 @@ def load() -> None:
 
 def _serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _show([_FORKS_CHILDREN])
     load()
     for module in MODULES:
         del sys.modules[module]  # each child runs one of them as its main module

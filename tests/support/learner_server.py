@@ -27,7 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import quick_variables
-from forked_children import ROOM_FOR_A_COMMAND, fork_from_here, load, run_and_end
+from forked_children import (
+    ROOM_FOR_A_COMMAND,
+    fork_from_here,
+    load,
+    run_and_end,
+    signal_at_end_of_parent,
+)
 
 can_fork = hasattr(os, "pidfd_open")
 """True if this platform has such learners; otherwise learners are usual processes."""
@@ -38,7 +44,6 @@ LOADED_CHILDREN = {"CHILDREN_OF_TESTS": "loaded"}
 others are forked, with TensorFlow loaded."""
 _MAX_REQUEST = 1 << 20
 _CLONE_NEWNET = 0x40000000  # <sched.h>
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _SHARED = "LEARNER_SERVER_OF_TESTS"  # without AIORL_: tests check for leaks of these
 _server: _Server | None = None
 
@@ -251,8 +256,7 @@ def _become_learner(request: dict[str, Any], output: int) -> None:
     import runpy
 
     os.setsid()
-    # tests that are killed leave no learner behind
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_at_end_of_parent(signal.SIGTERM)  # tests that are killed leave no learner behind
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)

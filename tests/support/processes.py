@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from forked_children import FORKS_CHILDREN, is_child, start_program
+from forked_children import is_child, start_program
 from learner_server import LEARNER, ForkedLearner, can_fork
 
 CARTPOLE = "--env=CartPole-v1"
@@ -64,7 +64,7 @@ class Started:
     def _start(
         self, command: list[str], environment: dict[str, str]
     ) -> subprocess.Popen[str] | ForkedLearner:
-        if can_fork and is_child(command):
+        if is_child(command):
             return start_program(command, environment)
         return subprocess.Popen(
             command,
@@ -207,16 +207,13 @@ class StartedLearner(Started):
         """Return the first worker's log."""
         return (self.run_dir / "logs" / "worker-1.txt").read_text()
 
-    def children(self) -> list[psutil.Process]:
-        """Return the processes that the learner has started."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.pid).children()
-            return [child for child in children if FORKS_CHILDREN not in child.cmdline()]
-        return []
-
     def worker_pids(self) -> list[int]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [child.pid for child in self.children() if "aiorl.worker" in child.cmdline()]
+            return [
+                child.pid
+                for child in psutil.Process(self.pid).children()
+                if "aiorl.worker" in child.cmdline()
+            ]
         return []
 
     def wait_for_joined(self, *former: int, timeout_s: float = 40.0) -> int:

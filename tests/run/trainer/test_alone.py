@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_children import own_children
+from forked_children import children_of
 from processes import Processes, StartedLearner, check_ledger
 from small_runs import SMALL, Played, raising
 
@@ -127,7 +127,7 @@ def test_a_run_without_workers_is_one_process_and_resumes_after_ctrl_c(
 ) -> None:
     learner = alone("--min-iter-time-s=0.05", "--checkpoint-interval-s=0.2")
     learner.wait_for_result(lambda result: result["updates_total"] >= 10)
-    assert learner.children() == []
+    assert children_of(learner.pid) == set()
     assert end_by(learner, signal.SIGINT) < 5
     assert "Ctrl-C" in learner.text
     assert "aiorl.worker" not in learner.text
@@ -249,9 +249,9 @@ def test_train_samples_learns_and_evaluates_in_the_callers_thread(
     train: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Played.at_step = {10: lambda: print("said by the environment")}
-    others = own_children()  # of other tests
+    others = children_of(os.getpid())  # of other tests
     num_others = len(others)
-    Played.at_step[20] = lambda: others.update(own_children())
+    Played.at_step[20] = lambda: others.update(children_of(os.getpid()))
     result = train(stop_timesteps=200, evaluation_interval=1, evaluation_num_episodes=2)
     assert Played.threads == {threading.get_ident()}
     assert len(others) == num_others

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from forked_children import own_children
+from forked_children import children_of
 from small_runs import SMALL, Played, raising
 
 import aiorl
@@ -278,16 +278,16 @@ def interrupt_when(condition: Callable[[], Any]) -> None:
 def test_ctrl_c_while_a_trainer_starts_or_stops_loses_no_progress_and_leaves_no_process(
     make: Make,
 ) -> None:
-    before = own_children()
-    interrupt_when(lambda: own_children() - before)
+    before = children_of(os.getpid())
+    interrupt_when(lambda: children_of(os.getpid()) - before)
     with pytest.raises(KeyboardInterrupt):
         make(num_workers=1)
-    assert not own_children() - before
+    assert not children_of(os.getpid()) - before
     trainer = make(num_workers=1, evaluation_interval=1)
     steps = trainer.train()["env_steps_trained_total"]
     interrupt_when(lambda: "stopped" in repr(trainer))
     with pytest.raises(KeyboardInterrupt):
         trainer.stop()
     assert aiorl.load_policy(trainer.logdir).env_steps == steps
-    assert not own_children() - before
+    assert not children_of(os.getpid()) - before
     assert not [thread for thread in threading.enumerate() if thread.name == "aiorl-trainer"]
