@@ -94,10 +94,16 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
-    """Mark nightly tests as slow ones, too, and order the files of what ``-m`` selects."""
+    """Mark further tests as slow because of other marks, and order the files selected by ``-m``."""
+    with_a_quick_case: set[str] = set()
     for item in items:
         if item.get_closest_marker("nightly"):
             item.add_marker("slow")
+        if item.get_closest_marker("rest_slow") and not item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            if test in with_a_quick_case:
+                item.add_marker("slow")
+            with_a_quick_case.add(test)
     yield
     _order_files(items)
 

@@ -74,6 +74,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_loaded_policy_acts_like_the_trained_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: str

@@ -524,6 +524,7 @@ def test_a_process_that_can_not_be_started_is_an_error_of_the_start_alone(
     with_actors(use)
 
 
+@pytest.mark.slow
 def test_processes_join_by_the_worker_command_and_serve_one_actor_after_the_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

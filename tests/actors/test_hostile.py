@@ -79,6 +79,7 @@ def test_a_value_is_counted_with_what_its_containers_take_here(kind: str) -> Non
     assert taken <= 1.1 * num_bytes(call.args) + 4096
 
 
+@pytest.mark.rest_slow
 @pytest.mark.usefixtures("_tracing")
 @pytest.mark.parametrize("kind", [*EXPENSIVE, "nothing"])
 def test_calls_to_other_actors_take_no_more_memory_than_their_bounds(kind: str) -> None:

@@ -154,11 +154,13 @@ def gaps_of(algorithm: type[FakeAlgorithm]) -> list[str]:
     return asyncio.run(main())
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("mode", ["on_policy", "streaming"])
 def test_counters_that_contain_every_fragment_have_no_gap(mode: str) -> None:
     assert gaps_of(with_settings(mode=mode)) == []
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("kind", "method", "every"), [(LearnerCore, "_take_in", 9), (BatchAssembler, "add", 8)]
 )

@@ -60,6 +60,7 @@ def test_a_worker_that_is_too_slow_for_the_policy_is_left_out_without_cost() -> 
     assert found.discarded < 0.01
 
 
+@pytest.mark.slow
 def test_workers_on_a_busy_host_waste_few_samples() -> None:
     """S6. There the learner waits at any budget, so the budget once grew every few seconds, wasting
     1 to 2 %.

@@ -35,6 +35,7 @@ def test_a_benchmark_is_a_module_that_can_be_imported(name: str) -> None:
     assert importlib.import_module(f"benchmarks.{name}").__doc__
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("module", "arguments", "sizes"),
     [
@@ -82,6 +83,7 @@ def test_fragments_are_measured_between_real_processes(monkeypatch: pytest.Monke
     assert figure.value > 100
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("module", "kind"), [(actors_aiorl, Worker), (actors_aiorl, AsyncWorker), (actors_bare, Worker)]
 )

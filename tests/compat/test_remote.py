@@ -434,6 +434,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("end", "status"),
     [
@@ -497,6 +498,7 @@ def test_ctrl_c_in_get_ends_the_program_and_its_actors(tmp_path: Path) -> None:
     assert not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.slow
 def test_processes_of_other_hosts_join_a_program_that_listens(tmp_path: Path) -> None:
     program = """\
 import subprocess, sys

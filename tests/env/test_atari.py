@@ -155,6 +155,7 @@ def test_a_real_game_is_made_by_id_and_recognised(name):
     env.close()
 
 
+@pytest.mark.slow
 def test_undrawn_frames_change_only_the_time_per_step():
     """Oracle: Gymnasium's preprocessing around ale-py's plain environment, with the same seeds and
     actions.

@@ -132,6 +132,7 @@ def test_a_failure_on_another_host_is_in_the_learners_log_with_the_hosts_name(
     )
 
 
+@pytest.mark.slow
 def test_worker_processes_append_to_logs_of_their_own(processes: Processes, tmp_path: Path) -> None:
     def start(number: int) -> Started:
         return processes.worker(free_address(), f"--log-dir={tmp_path}", f"--num-workers={number}")

@@ -231,6 +231,7 @@ def test_other_texts_are_no_keys(
     assert started == []
 
 
+@pytest.mark.slow
 def test_copies_of_a_cloud_that_share_nothing_but_a_secret_find_each_other(tmp_path: Path) -> None:
     make_keys(tmp_path / "made")
     port = free_address().rpartition(":")[2]

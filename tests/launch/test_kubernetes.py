@@ -72,6 +72,7 @@ def job(*words: str) -> Job:
     )
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
 @pytest.mark.parametrize("options", VARIANTS)
 def test_the_objects_have_the_schemas_of_three_versions_of_kubernetes(

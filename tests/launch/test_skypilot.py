@@ -88,6 +88,7 @@ def test_launching_makes_keys_and_names_the_command_that_passes_them_on(
     assert main(["skypilot", *CARTPOLE, "--insecure"]) == 2
 
 
+@pytest.mark.slow
 def test_the_commands_of_a_group_start_a_script_and_processes_that_join_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_learner_tells_who_runs_where_to_those_who_have_a_key(
     assert json.loads(capsys.readouterr().out)["is_alive"] is True
 
 
+@pytest.mark.slow
 def test_the_files_of_a_run_tell_the_same_and_how_it_ended(
     run: tuple[StartedLearner, Started],
 ) -> None:

@@ -129,6 +129,7 @@ def without_steps(columns: Any) -> dict[str, Any]:
     return {name: column for name, column in columns.items() if name not in (c.EPS_ID, c.T)}
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("kind", "name", "settings"),
     [

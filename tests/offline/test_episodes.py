@@ -92,6 +92,7 @@ def steps_of(path: str, **options: Any) -> list[list[tuple[float, ...]]]:
     return loaded
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "batch_rows", "form"),
     [

@@ -108,6 +108,7 @@ def test_policies_that_the_other_run_lacks_stay_new_and_warnings_name_them(
         begin_with(find_checkpoint(tmp_path), others)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("settings", "key"),
     [

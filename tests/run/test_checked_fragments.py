@@ -31,6 +31,7 @@ OWN: dict[str, dict[str, Any]] = {
 LSTM = {"fcnet_hiddens": [8], "lstm_cell_size": 8, "use_lstm": True}
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("algo", "settings"),
     [

@@ -100,6 +100,7 @@ def test_errors_name_the_cause_and_the_remedy(refused: Refused, words: str, valu
     assert "Traceback" not in said
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -306,6 +306,7 @@ def play(strategy: Any, function: Any, profile: settings = FAST) -> None:
     profile(given(strategy)(function))()
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_samples_like_the_reference(kind: str) -> None:
     """R84, R85, R86, R87, R88, R89, R90, R91, R92, R95, R96, R97, R98, R99, R100, R101, R103, R104,
@@ -325,12 +326,14 @@ def test_environments_in_other_processes_are_sampled_like_the_reference(kind: st
     play(cases(kind, remote=True), run, settings(FAST, max_examples=2, phases=[Phase.generate]))
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("kind", ["gym", "multi", "vector", "base_multi"])
 def test_a_mask_without_any_action_ends_sampling_where_the_reference_does(kind: str) -> None:
     play(cases(kind, stuck=True), run, settings(FAST, max_examples=6))
 
 
 # of worlds that end by an error
+@pytest.mark.rest_slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", ["gym", "multi", "base_multi"])
 def test_an_asynchronous_sampler_samples_like_the_reference(kind: str) -> None:

@@ -125,6 +125,7 @@ def alive(references):
     return sum(reference() is not None for reference in references)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("is_external", [False, True])
 @pytest.mark.parametrize("callbacks", [aiorl.DefaultCallbacks, Readers])
 def test_little_remains_of_agents_that_have_left(is_external, callbacks):

@@ -361,6 +361,7 @@ def test_copies_do_not_begin_by_halves_if_the_workers_of_this_host_use_all_cores
     assert {what for what, _ in env.tape} == {"step"}
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("extras", [(), (c.LAST_OBS,)])
 def test_the_floats_of_a_long_fragment_are_sent_from_where_they_were_recorded(extras):
     """One frame holds all of them, without a copy; later fragments have their own memory."""

@@ -226,6 +226,7 @@ def play(
     return observations, actions
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "kind", ["box", "memory", "looks back", "parts", "squashed", "filtered frames", "masked dict"]
 )

@@ -224,6 +224,7 @@ def test_losses_of_iql_equal_the_formulas(space: Any, max_weight: float) -> None
     assert it.given["mean_weight"] == pytest.approx(weights.mean(), rel=1e-4)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("name", ["sac", "td3", "cql", "iql"])
 def test_each_loss_trains_its_own_networks_and_targets_follow(name: str) -> None:
     case = Case(name, BOX, **({"target_gap": 1.0} if name == "cql" else {}))

@@ -44,6 +44,7 @@ def cases() -> dict[str, Case]:
     return {}
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "name", slow_for(ALGORITHMS, "a2c", "a3c", "apex", "bc", "cql", "marwil", "pg")
 )
@@ -68,6 +69,7 @@ def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: 
     assert case.learner.compiled.traces == 1
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "name", slow_for(ALGORITHMS, "a2c", "a3c", "apex", "bc", "cql", "pg", "td3")
 )
@@ -203,6 +205,7 @@ def test_too_many_skipped_updates_in_a_row_end_training(
     assert all(np.isfinite(weight).all() for weight in case.learner.get_weights().values())
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("name", slow_for(WITH_REPLAY, "apex", "cql"))
 def test_a_non_finite_update_leaves_weights_targets_and_optimisers_unchanged(name: str) -> None:
     case = Case(name, lr=1e38, target_update_freq=1, learning_starts=16)
@@ -215,6 +218,7 @@ def test_a_non_finite_update_leaves_weights_targets_and_optimisers_unchanged(nam
             np.testing.assert_array_equal(case.tensors[key], tensor, key)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("name", slow_for(OF_FRAGMENTS, "a3c", "pg"))
 def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(
     name: str, case: Case
@@ -246,6 +250,7 @@ def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(
         np.testing.assert_allclose(weight, weights[1][key], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.rest_slow
 @KINDS
 def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(
     name: str, case: Case
@@ -266,6 +271,7 @@ def test_a_worker_gets_a_graph_of_only_the_model_with_the_same_numbers(
     assert all(kind.action_space.contains(action) for action in kind.deterministic(inputs))
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "space"),
     [

@@ -67,6 +67,7 @@ def check(
     assert float(total) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "settings", "space"),
     [
@@ -129,6 +130,7 @@ def test_losses_of_rows_equal_the_formulas(name: str, settings: dict[str, Any], 
     check(found, wanted, penalty)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "settings", "space"),
     [
@@ -221,6 +223,7 @@ def test_losses_with_vtrace_equal_the_formulas(
     check(found, wanted, 0.4 * wanted["kl"] * (config.kl_coeff > 0))
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "cell"),
     [("ppo", "use_gru"), ("a2c", "use_lstm"), ("pg", "use_gru"), ("bc", "use_gru")],

@@ -170,6 +170,7 @@ def test_learns_with_recurrent_models(name: str, cell: str, shared: bool, xla: s
     assert all((weight != before[key]).any() for key, weight in case.learner.get_weights().items())
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "model"), [("ppo", {}), ("ppo", RECURRENT), ("impala", {}), ("appo", {})]
 )
@@ -277,6 +278,7 @@ def rows_or_sequences(name: str, size: int) -> tuple[int, int]:
     return (size, 1) if name == "ppo" else (6, size)
 
 
+@pytest.mark.rest_slow
 @THREE
 def test_fragments_can_have_any_number_of_rows_or_sequences(name: str) -> None:
     case, whole = Case(name), 24 if name == "ppo" else 4
@@ -432,6 +434,7 @@ def test_an_update_ends_once_the_policy_is_too_far_from_those_that_sampled(name:
     assert metrics["kl"] > 1e-9
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(("name", "wanted"), [("impala", "algo: "), ("appo", "kl_stop")])
 def test_a_policy_far_from_those_that_sampled_causes_one_warning(
     name: str, wanted: str, caplog: pytest.LogCaptureFixture

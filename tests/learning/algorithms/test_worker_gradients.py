@@ -50,6 +50,7 @@ class Both:
         return self.learner.update(gradients)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "num_fragments", "model"),
     [

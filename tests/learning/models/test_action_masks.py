@@ -103,6 +103,7 @@ def test_the_mask_forbids_outputs_and_is_not_an_input(name, actions):
     np.testing.assert_allclose(values, free_values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("actions", "name", "inner", "dtype"),
     [
@@ -139,6 +140,7 @@ def test_a_workers_graph_applies_the_mask_too(actions, name, inner, dtype):
         assert len(policy.rows_without_action(obs)) == 0
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("actions", "compiled"), [*((actions, False) for actions in ACTION_SPACES), ("tuple", True)]
 )

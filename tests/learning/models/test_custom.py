@@ -148,6 +148,7 @@ def obs_of(model, *leading):
     return rng.standard_normal((*leading, *model.obs_shape)).astype(np.float32)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("name", KINDS)
 def test_a_worker_acts_with_the_custom_model_before_and_after_new_weights(name):
     model = custom(name)

@@ -85,6 +85,7 @@ def test_sequences_equal_single_steps_and_the_acting_graph(make: Any, shapes: An
         state = [np.array(component) for component in state]
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [

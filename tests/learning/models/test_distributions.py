@@ -78,6 +78,7 @@ def close(mine, theirs, atol=1e-5):
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=atol)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("index", range(len(TWINS)), ids=IDS)
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.01, 3.0), compiled=st.booleans())

@@ -106,6 +106,7 @@ def random_obs(model, rows, seed=0):
     return rng.standard_normal((rows, *model.obs_shape)).astype(np.float32)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS],
@@ -146,6 +147,7 @@ def test_every_activation_of_the_config_is_that_of_a_network_here():
     assert used == set(get_args(Activation))
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("name", ["lstm", "uses_previous_step", "looks_back_at_a_choice"])
 def test_a_sequence_for_learning_equals_the_steps_of_acting(name):
     model = build_model(*MODELS[name], seed=0)

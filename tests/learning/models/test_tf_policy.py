@@ -51,6 +51,7 @@ def obs_of(rows):
     return np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_acts_as_its_exported_graph_does(kind):
     policy = make_policy(kind)

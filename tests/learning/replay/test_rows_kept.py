@@ -91,6 +91,7 @@ def frames_written(replay: Replay) -> int:
     return replay._frames.ring.written
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("is_polled", "num_workers", "length", "stack"),
     [(False, 16, 16, 4), (True, 2, 4, 4), (True, 16, 4, 4), (True, 2, 4, 1)],
@@ -107,6 +108,7 @@ def test_a_full_replay_stays_full(
     check_rows(replay, workers.rows)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("stack", [4, 1])
 @pytest.mark.parametrize("length", [4, 16])
 def test_cutting_a_trajectory_costs_no_frames(length: int, stack: int) -> None:

@@ -58,6 +58,7 @@ def through_json(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("stack", [0, 1, 4])
 @pytest.mark.parametrize("is_prioritised", [False, True])
 @pytest.mark.parametrize("turns", [0, 2, 20])

@@ -879,6 +879,7 @@ MACHINES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "examples",
     [8, pytest.param(400, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
@@ -902,6 +903,7 @@ def test_r139_r142_r143_the_protocol_survives_a_faulty_network(
     run_state_machine_as_test(machine, settings=limits)
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "seed",
     [

@@ -261,6 +261,7 @@ def _is_stranger(peer: RawPeer) -> bool:
     return True
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "is_introduced",
     [_is_stranger, _is_served, _is_registered],
@@ -282,6 +283,7 @@ def test_an_endless_message_of_empty_frames_is_cut_off_before_it_takes_much_memo
         assert _peak_mb(learner.pid) < before_mb + 600
 
 
+@pytest.mark.slow
 def test_endless_messages_of_many_strangers_together_take_little_memory(start):
     learner = start()
     with learner.peer() as honest, contextlib.ExitStack() as stack:
@@ -347,6 +349,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("channel", [0, 1], ids=["messages", "broadcasts"])
 def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(channel):
     with RawListener() as listener:
@@ -366,6 +369,7 @@ def test_a_false_learners_endless_message_takes_little_of_a_workers_memory(chann
             worker.end()
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "subscriptions",
     [

@@ -186,6 +186,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return directory_of
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("world", "given", "value"),
     [

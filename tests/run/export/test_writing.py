@@ -77,6 +77,7 @@ def arrays_of(space: spaces.Space[Any], actions: list[Any]) -> list[np.ndarray[A
     return [np.array(actions, space.dtype)]
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "world",
     [pytest.param(world, marks=pytest.mark.slow) if world in SLOW else world for world in WORLDS],

@@ -301,6 +301,7 @@ def test_the_command_compares_experiments_with_several_runs(
     assert line.startswith("impala ends better than ppo with probability 0.89 (95 % interval ")
 
 
+@pytest.mark.slow
 def test_the_command_scores_experiments_over_environments_that_have_a_range(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

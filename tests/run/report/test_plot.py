@@ -51,6 +51,7 @@ def test_the_curve_rises_with_the_return(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.new"))
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("means", [[3.0], [3.0, 3.0], [float(n % 7) for n in range(3000)]])
 def test_short_flat_and_long_runs_are_drawn(tmp_path: Path, means: list[float | None]) -> None:
     write_results(tmp_path, means)
@@ -65,6 +66,7 @@ def test_without_an_episode_there_is_no_picture(tmp_path: Path) -> None:
     assert not (tmp_path / PLOT_FILE).exists()
 
 
+@pytest.mark.slow
 def test_the_command_of_earlier_versions_draws_too(tmp_path: Path) -> None:
     done = [
         subprocess.run(

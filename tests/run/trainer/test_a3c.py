@@ -45,6 +45,7 @@ def test_in_one_process_each_fragments_gradient_is_one_step_and_the_ledger_balan
         assert gradients.keys() == trainer.get_weights()["default_policy"].keys()
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("kind", [aiorl.A2CTrainer, aiorl.PGTrainer])
 def test_on_policy_algorithms_take_the_same_step_as_with_rows(tmp_path: Path, kind: Any) -> None:
     """Both sample the same fragments, act with the same weights, and so on after each update."""

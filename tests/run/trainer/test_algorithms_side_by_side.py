@@ -84,6 +84,7 @@ def check_saved(trainer: Any, path: str, other: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ppo_and_a2c_learn_side_by_side_and_both_are_saved(tmp_path: Path) -> None:
     config = PPOConfig(
         **SMALL,

@@ -13,6 +13,7 @@ from small_runs import SMALL
 import aiorl
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "settings",
     [

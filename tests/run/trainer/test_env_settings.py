@@ -127,6 +127,7 @@ def returns(trainer: Any, count: int) -> list[float]:
     return [trainer.train()["episode_reward_max"] for _ in range(count)]
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("num_workers", "env"),
     [
@@ -163,6 +164,7 @@ def test_workers_that_join_later_have_the_settings_of_that_time(tmp_path: Path) 
         assert trainer.workers.foreach_worker(level_of)[1:] == [3, 3]
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -43,6 +43,7 @@ def tensors_of(trainer: Any) -> dict[str, Any]:
     return dict(find_checkpoint(trainer.save()).under("algorithm/"))
 
 
+@pytest.mark.slow
 def test_two_policies_learn_with_one_critic_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     with build(tmp_path) as trainer:
         before = trainer.get_weights()

@@ -92,6 +92,7 @@ WITH_A_WORKER = pytest.param(1, id="with a worker", marks=pytest.mark.slow)
 WAYS = pytest.mark.parametrize("num_workers", [ALONE, WITH_A_WORKER])
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("num_workers", [0, 1], ids=["alone", "with a worker"])
 def test_a_copy_of_the_learner_joins_acts_stays_as_it_is_and_leaves(
     tmp_path: Path, num_workers: int
@@ -155,6 +156,7 @@ def test_callbacks_look_a_removed_policy_up_until_its_last_episode_has_ended(
                 trainer.workers.local_worker().policy_map["opponent_1"]
 
 
+@pytest.mark.slow
 @WAYS
 def test_a_checkpoint_has_the_opponents_that_joined_and_a_resumed_run_continues_with_them(
     tmp_path: Path, num_workers: int

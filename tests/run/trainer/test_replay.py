@@ -203,6 +203,7 @@ def test_it_stores_and_trains_at_the_configured_rates(tmp_path: Path) -> None:
     trainer.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uses_previous_step", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_recurrent_one_stores_sequences_and_acts_with_a_state(
     tmp_path: Path, uses_previous_step: bool

@@ -80,6 +80,7 @@ def test_results_have_the_same_figures(trainer: Any) -> None:
     assert len({frozenset(found) for found in COLUMNS.values()}) == 1, COLUMNS
 
 
+@pytest.mark.rest_slow
 def test_a_run_restored_in_place_continues_from_the_checkpoint_and_saves_later_progress(
     trainer: Any,
 ) -> None:

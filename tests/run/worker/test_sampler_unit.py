@@ -426,6 +426,7 @@ def test_an_environment_with_other_spaces_than_the_learners_is_refused(make: Mak
         )
 
 
+@pytest.mark.rest_slow
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
 @pytest.mark.parametrize(
     ("preference", "shape", "limit"), [("deepmind", (20, 20, 1), 1.0), ("rllib", (210, 160, 3), 0)]

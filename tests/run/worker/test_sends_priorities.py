@@ -59,6 +59,7 @@ def sampled(request: pytest.FixtureRequest) -> tuple[Learning, dict[str, Any]]:
     return learning, message.batches[DEFAULT_POLICY_ID]
 
 
+@pytest.mark.rest_slow
 def test_a_rows_priority_is_the_acting_networks_error_and_the_replay_uses_it(
     sampled: tuple[Learning, dict[str, Any]],
 ) -> None:

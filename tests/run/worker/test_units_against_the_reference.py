@@ -255,6 +255,7 @@ def collect(by_episode: dict[Any, dict[str, list[Any]]], rows: dict[str, np.ndar
             values.append(rows[name][row])
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize(
     ("vectorize", "polled"),
     [
