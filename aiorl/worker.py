@@ -280,10 +280,10 @@ async def _work(args: WorkerArgs) -> int:
     logger.info("worker %d connects to the learner at %s", os.getpid(), ", ".join(args.connect))
     outcome = await service.run()
     if outcome.found_hub and not stopped_by:
-        from aiorl.actors.process import begin_again, make_host
+        from aiorl.actors.joined import begin_again, make_host
 
         logger.info("it is a hub of actors: this process runs one of them")
-        work = make_host(args.connect, keys=args.keys)
+        work = make_host(args.connect, args.keys)
         end = await work.run()
         if not end.is_final and not stopped_by:
             begin_again(end)

@@ -48,10 +48,9 @@ from aiorl.errors import (
     RemoteProtocolError,
     UnsendableError,
 )
-from aiorl.net.transport.endpoint import Event, EventKind
-from aiorl.net.transport.security import load_learner_keys
+from aiorl.net.transport.endpoint import Event, EventKind, LearnerEndpoint
+from aiorl.net.transport.inherited import ChildrenEndpoint
 from aiorl.net.transport.system import give_back_regularly
-from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
 from aiorl.net.wire.messages import DownMessage, Payload, Plain
@@ -75,7 +74,6 @@ TICK_S: Final = 0.1
 _END_S: Final = 2.0
 """Seconds from the goodbye to a process until it gets a signal."""
 _LOOK_AGAIN_S: Final = 0.05
-_LOCAL: Final = "tcp://127.0.0.1:0"
 _SLOT: Final = 1
 _ANY_NUMBER: Final = 1 << 48
 
@@ -140,12 +138,11 @@ class Actors:
         keys = keys or self._launched.keys
         self._keys = keys
         self.is_open_to_others = bind is not None
-        self._endpoint = ZmqLearnerEndpoint(
-            bind or _LOCAL,
-            keys=None if keys is None else load_learner_keys(keys),
-            insecure=insecure or self._launched.insecure is not None,
-            limits=ENDPOINT_LIMITS,
-        )
+        self._children_endpoint = ChildrenEndpoint(ENDPOINT_LIMITS)
+        self._network: LearnerEndpoint | None = None
+        if bind is not None:
+            insecure = insecure or self._launched.insecure is not None
+            self._network = _network_endpoint(bind, keys, insecure=insecure)
         self._tasks = Tasks(self._failed)
         self._actors: dict[str, _Started] = {}
         self._ending: list[Children] = []
@@ -164,14 +161,15 @@ class Actors:
         """
         refuse_in_import("starts actors")
         self._calls.loop = asyncio.get_running_loop()
-        self._endpoint.on_message = self._on_message
-        self._endpoint.on_event = self._on_event
-        self._endpoint.is_registered = self._session.knows
-        self._endpoint.start()
+        for endpoint in self._endpoints:
+            endpoint.on_message = self._on_message
+            endpoint.on_event = self._on_event
+            endpoint.is_registered = self._session.knows
+            endpoint.start()
         try:
             self._launched.announce(self.address, self._session.hub_id)
         except BaseException:
-            await self._endpoint.close()
+            await self._close_endpoints()
             raise
         self._is_open = True
         self._tasks.start(self._tick(), "actors")
@@ -204,12 +202,12 @@ class Actors:
         finally:
             self._calls.close("the program has ended its actors")
             await self._tasks.close()
-            await self._endpoint.close()
+            await self._close_endpoints()
 
     @property
     def address(self) -> str:
-        """Address at which processes of other hosts join."""
-        return self._endpoint.address
+        """Address at which processes of other hosts join, "" if none can."""
+        return "" if self._network is None else self._network.address
 
     # Actors
     # ----------------------------------------------------------------------------------------------
@@ -562,7 +560,7 @@ class Actors:
         return started
 
     def _child_for(self, spec: ActorSpec) -> Children:
-        command = [*child_python("aiorl.actors.process"), self._endpoint.local_address]
+        command = child_python("aiorl.actors.process")
         # many actors share a host, but the user's own numbers hold
         threads = {name: os.environ.get(name, number) for name, number in ONE_THREAD.items()}
 
@@ -583,10 +581,25 @@ class Actors:
             max_restarts=spec.restarts,
             on_event=on_event,
             environment={**threads, **python_path(), RELAY: "", WORKER_ID: spec.place},
+            connect=lambda slot: self._children_endpoint.connect(),
         )
 
     # Inside: messages
     # ----------------------------------------------------------------------------------------------
+
+    @property
+    def _endpoints(self) -> list[LearnerEndpoint]:
+        if self._network is None:
+            return [self._children_endpoint]
+        return [self._children_endpoint, self._network]
+
+    def _endpoint_of(self, peer: bytes) -> LearnerEndpoint:
+        if self._network is None or peer in self._children_endpoint:
+            return self._children_endpoint
+        return self._network
+
+    async def _close_endpoints(self) -> None:
+        await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     def _on_message(self, peer: bytes, frames: list[memoryview], user_id: str) -> None:
         now = time.monotonic()
@@ -646,22 +659,25 @@ class Actors:
         for peer, message in self._session.messages_to_send():
             self._send(peer, message)
         for peer, reason in self._session.peers_to_drop():
-            self._endpoint.drop(peer, reason)
+            self._endpoint_of(peer).drop(peer, reason)
 
     def _send(self, peer: bytes | None, message: DownMessage) -> None:
         # within a host, compression takes more time than it saves
         can_be_far = self.is_open_to_others
         if peer is None:
-            self._endpoint.broadcast(encode(message, compress=can_be_far, limits=LIMITS))
+            frames = encode(message, compress=can_be_far, limits=LIMITS)
+            for endpoint in self._endpoints:
+                endpoint.broadcast(frames)
             return
-        is_far = can_be_far and bool(self._endpoint.host_of(peer))
+        endpoint = self._endpoint_of(peer)
+        is_far = can_be_far and bool(endpoint.host_of(peer))
         try:
             frames = encode(message, compress=is_far, limits=LIMITS)
         except LocalProtocolError as error:  # too large, for example
             self._session.not_sent(peer, message, str(error))
             self._flush()
         else:
-            self._endpoint.send(peer, frames)
+            endpoint.send(peer, frames)
 
     def _handle(self, event: HubEvent) -> None:
         match event:
@@ -700,6 +716,19 @@ class Actors:
         self._failure = error
         self._session.shutdown(f"the hub failed: {error!r:.200}")
         self._flush()
+
+
+def _network_endpoint(bind: str, keys: Path | str | None, *, insecure: bool) -> LearnerEndpoint:
+    # most programs have no actors on other hosts, and start sooner without ZeroMQ
+    from aiorl.net.transport.security import load_learner_keys
+    from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
+
+    return ZmqLearnerEndpoint(
+        bind,
+        keys=None if keys is None else load_learner_keys(keys),
+        insecure=insecure,
+        limits=ENDPOINT_LIMITS,
+    )
 
 
 def new_name(path: str) -> str:

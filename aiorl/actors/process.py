@@ -1,22 +1,19 @@
-"""`python -m aiorl.actors.process`: the process of one actor, which a hub on this host has started."""
+"""`python -m aiorl.actors.process FD`: the process of one actor, which a hub on this host has
+started, with the socket that it inherits from it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import secrets
 import socket
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
 
-from aiorl.actors.actor_session import ActorSession, Ended, Identity
+from aiorl.actors.actor_session import ActorSession, Identity
 from aiorl.actors.host import ActorHost
 from aiorl.actors.values import ENDPOINT_LIMITS
-from aiorl.net.transport.relay import worker_endpoint
-from aiorl.net.transport.security import load_worker_keys
+from aiorl.net.transport.inherited import InheritedEndpoint
 from aiorl.process.children import FAILED, RUN_IS_OVER, WORKER_ID, watch_parent
 from aiorl.process.imports import find_modules_here
 from aiorl.process.program import (
@@ -30,41 +27,12 @@ from aiorl.process.tasks import new_event_loop, report_stray_errors
 logger = logging.getLogger("aiorl.actor")
 
 _END_WITHIN_S = 5.0
-_ENVIRONMENT = dict(os.environ)
-"""Environment variables before an actor can change them."""
 
 
-def make_host(
-    connect: Sequence[str], worker_id: str = "", keys: Path | str | None = None
-) -> ActorHost:
-    """Return the host of this process's actor.
-
-    Args:
-        connect: places of the hub, as `aiorl.config.addresses.places_of` returns them.
-        worker_id: name of this process; "" makes one.
-        keys: directory of this host's CURVE keys, or None.
-
-    Raises:
-        SecurityError: the keys can't be used.
-    """
-    identity = Identity(worker_id or secrets.token_hex(8), socket.gethostname(), os.getpid())
-    worker_keys = None if keys is None else load_worker_keys(keys)
-    endpoint = worker_endpoint(connect, worker_keys, ENDPOINT_LIMITS)
-    return ActorHost(endpoint, ActorSession(identity))
-
-
-def begin_again(end: Ended) -> NoReturn:
-    """Replace this process by a fresh one with the same command line, for the next actor.
-
-    Nothing of the actor before is left: no module, no thread, no memory, no environment variable.
-    """
-    logger.log(logging.INFO if end.is_orderly else logging.WARNING, "%s", end.reason)
-    logging.shutdown()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _ENVIRONMENT)
-
-
-async def _run(address: str, worker_id: str) -> int:
-    host = make_host([address], worker_id)
+async def _run(connection: socket.socket, worker_id: str) -> int:
+    identity = Identity(worker_id, socket.gethostname(), os.getpid())
+    endpoint = InheritedEndpoint(connection, ENDPOINT_LIMITS)
+    host = ActorHost(endpoint, ActorSession(identity))
     loop = asyncio.get_running_loop()
     report_stray_errors(host.fail)
     watch_parent(lambda: loop.call_soon_threadsafe(host.stop, "its parent is gone"))
@@ -76,13 +44,15 @@ async def _run(address: str, worker_id: str) -> int:
     return status
 
 
-def main(address: str) -> int:
-    """Run the actor of a local hub, and return the exit status."""
+def main(descriptor: str) -> int:
+    """Run the actor of the parent process, and return the exit status."""
+    connection = socket.socket(fileno=int(descriptor))
+    connection.set_inheritable(False)
     worker_id = os.environ.pop(WORKER_ID)  # not for the processes that the actor starts
     find_modules_here()
     log_to_stderr("WARNING")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_run(address, worker_id))
+        return runner.run(_run(connection, worker_id))
 
 
 if __name__ == "__main__":

@@ -529,7 +529,7 @@ def init(
         options: options of Ray, which are refused.
 
     Returns:
-        The address at which processes join.
+        The address at which processes join, "" if none can.
 
     Raises:
         ConfigError: it cannot listen at ``bind``, or there is an option of Ray.

@@ -20,6 +20,7 @@ import os
 import queue
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -273,7 +274,7 @@ class Children:
         log_path: Callable[[int], Path | None] | None = None,
         environment: Mapping[str, str] | None = None,
         has_worked: Callable[[int], bool] = lambda slot: True,
-        pass_fds: Sequence[int] = (),
+        connect: Callable[[int], socket.socket] | None = None,
     ) -> None:
         """Prepare without starting any child yet.
 
@@ -285,14 +286,15 @@ class Children:
             log_path: slot -> file to which its output is appended; None uses this process's output.
             environment: variables added to this process's environment.
             has_worked: slot -> False if its ended child has done no useful work.
-            pass_fds: descriptors that each child inherits.
+            connect: slot -> socket that the next child of the slot inherits, with its number as the
+                last argument; called before each start, and closed here after it.
         """
         self._command = command
         self._on_event = on_event
         self._log_path = log_path or (lambda slot: None)
         self._environment = environment or {}
         self._has_worked = has_worked
-        self._pass_fds = pass_fds
+        self._connect = connect
         self._max_restarts = max_restarts
         self._children = {slot: _Child(Restarts(max_restarts)) for slot in slots}
         self._is_stopping = False
@@ -400,14 +402,20 @@ class Children:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
                 output = stack.enter_context(path.open("ab"))
+            command = [*self._command(slot)]
+            inherited = []
+            if self._connect is not None:
+                connection = stack.enter_context(self._connect(slot))
+                inherited.append(connection.fileno())
+                command.append(str(connection.fileno()))
             child.process = start_process(
-                self._command(slot),
+                command,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=variables,
                 start_new_session=True,
-                pass_fds=self._pass_fds,
+                pass_fds=inherited,
             )
         child.lacks_resources = False
         self._on_event(ChildStarted(slot, child.process.pid))

@@ -160,7 +160,6 @@ class Ports:
         options = _options(key, value, run_dir / token)
         log = run_dir / "logs" / f"{key}.txt"
         listener = listen(options)
-        number = listener.fileno()
         token_file = str(options.token_file)
         command = [
             *child_python("aiorl.web.ports"),
@@ -168,19 +167,20 @@ class Ports:
             str(run_dir),
             options.host,
             token_file,
-            str(number),
+            str(niceness),
+            *allow_origins,
         ]
         self.ways[way] = url_of(options, listener)
         if not options.lets_user_in:
             self.ways[way] += f" (with the token in {token_file})"
         child = Children(
-            lambda slot: [*command, str(niceness), *allow_origins],
+            lambda slot: command,
             [1],
             max_restarts=DEFAULT_MAX_RESTARTS,
             on_event=partial(log_end, f"the server at {self.ways[way]}, with the log {log},"),
             log_path=lambda slot: log,
             environment=python_path(),
-            pass_fds=[number],
+            connect=lambda slot: listener.dup(),
         )
         child.start()
         self._threads.append(
@@ -206,7 +206,7 @@ def main() -> None:
     """Serve a port of the parent process; the arguments are those that `Ports` gives."""
     from aiorl.web.server import serve
 
-    make_app, run_dir, host, token_file, number, niceness, *allow_origins = sys.argv[1:]
+    make_app, run_dir, host, token_file, niceness, *allow_origins, number = sys.argv[1:]
     os.nice(int(niceness))
     options = WebOptions(
         host,

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 from aiorl.errors import EndpointClosed
-from aiorl.net.transport.endpoint import Buffer, EndpointStats, Event, EventKind
-from aiorl.net.transport.sockets import total_bytes
+from aiorl.net.transport.endpoint import Buffer, EndpointStats, Event, EventKind, total_bytes
 
 
 class Direction(StrEnum):

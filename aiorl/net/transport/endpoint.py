@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
+def frame_bytes(frame: Buffer) -> int:
+    """Return the size of a frame."""
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+
+
+def total_bytes(frames: Sequence[Buffer]) -> int:
+    """Return the payload bytes of a message."""
+    return sum(map(frame_bytes, frames))
+
+
 class EventKind(StrEnum):
     """Events of a connection, with the side that sees each in brackets."""
 

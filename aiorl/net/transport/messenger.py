@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from aiorl.net.transport.connections import Connection, FrameOverhead, ListeningPort
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, LearnerEndpoint
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, LearnerEndpoint, total_bytes
 from aiorl.net.transport.sockets import (
     MORE,
     SendQueues,
@@ -15,7 +15,6 @@ from aiorl.net.transport.sockets import (
     fd_of,
     keep,
     send_frames,
-    total_bytes,
     user_id_of,
 )
 from aiorl.net.transport.timers import Timers

@@ -26,7 +26,7 @@ import zmq
 
 from aiorl.config.addresses import url
 from aiorl.errors import ConfigError
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, frame_bytes, total_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -98,22 +98,13 @@ def send_frames(
     tracker = None
     for index, frame in enumerate(frames):
         flags = _DONTWAIT if index == last else MORE
-        if _size(frame) < COPY_BELOW_BYTES:
+        if frame_bytes(frame) < COPY_BELOW_BYTES:
             socket.send(frame, flags)
         elif track:
             tracker = socket.send(frame, flags, copy=False, track=True)
         else:
             socket.send(frame, flags, copy=False)
     return tracker
-
-
-def total_bytes(frames: Sequence[Buffer]) -> int:
-    """Return the payload bytes of a message."""
-    return sum(map(_size, frames))
-
-
-def _size(frame: Buffer) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 class SocketPump:

@@ -28,11 +28,11 @@ from aiorl.net.transport.endpoint import (
     Event,
     EventKind,
     Lifetime,
+    total_bytes,
 )
 from aiorl.net.transport.learner_sockets import MAX_SUBSCRIBER_BYTES, LearnerSockets
 from aiorl.net.transport.messenger import RETRY_S, Messenger
 from aiorl.net.transport.security import LearnerKeys
-from aiorl.net.transport.sockets import total_bytes
 from aiorl.net.transport.system import keep_message_buffers, open_file_limit, peers_per_port
 from aiorl.net.transport.timers import Timers
 

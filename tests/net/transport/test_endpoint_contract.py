@@ -1,5 +1,5 @@
-"""What every pair of endpoints does, whatever lies between them: in memory, over TCP, and over this
-user's Unix sockets.
+"""What every pair of endpoints does, whatever lies between them: in memory, over TCP, over this
+user's Unix sockets, and over a socket that a child inherits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from aiorl.net.transport.endpoint import (
     LearnerEndpoint,
     WorkerEndpoint,
 )
+from aiorl.net.transport.inherited import ChildrenEndpoint, InheritedEndpoint
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 
@@ -63,11 +64,32 @@ class ZmqMaker:
         return ZmqWorkerEndpoint(learner.address, limits=LIMITS)
 
 
-@pytest.fixture(params=["memory", "tcp", "unix"])
+class InheritedMaker:
+    """Makes endpoints of a parent and its children."""
+
+    def learner(self) -> LearnerEndpoint:
+        return ChildrenEndpoint(LIMITS)
+
+    def worker(self, learner: LearnerEndpoint) -> WorkerEndpoint:
+        assert isinstance(learner, ChildrenEndpoint)
+        return InheritedEndpoint(learner.connect(), LIMITS)
+
+
+MAKERS = {
+    "memory": MemoryMaker,
+    "tcp": lambda: ZmqMaker(insecure=True),
+    "unix": lambda: ZmqMaker(insecure=False),
+    "inherited": InheritedMaker,
+}
+
+
+@pytest.fixture(params=MAKERS)
 def make(request):
-    if request.param == "memory":
-        return MemoryMaker()
-    return ZmqMaker(insecure=request.param == "tcp")
+    return MAKERS[request.param]()
+
+
+connects_again = pytest.mark.parametrize("make", ["memory", "tcp", "unix"], indirect=True)
+"""For tests of workers that connect again, which a child never does."""
 
 
 async def joined(stage, make, learner):
@@ -167,6 +189,7 @@ async def test_the_end_of_the_learner_is_reported_after_its_goodbyes(stage, make
     assert not worker.endpoint.send([b"nobody is there"])
 
 
+@connects_again
 async def test_a_worker_comes_back_to_the_next_learner_as_a_new_peer(stage, make):
     learner, worker = await pair(stage, make)
     former, _ = await stage.exchange(learner, worker)
@@ -179,6 +202,7 @@ async def test_a_worker_comes_back_to_the_next_learner_as_a_new_peer(stage, make
     assert peer != former
 
 
+@connects_again
 async def test_a_dropped_peer_is_cut_off_and_its_worker_comes_back_as_a_new_one(stage, make):
     learner, worker = await pair(stage, make)
     other = await joined(stage, make, learner)
@@ -222,6 +246,7 @@ async def test_sending_is_refused_while_too_much_waits_and_nothing_accepted_is_l
     assert arrived == list(range(num_accepted + 1))
 
 
+@connects_again
 async def test_a_worker_that_starts_before_its_learner_sends_nothing_until_it_is_connected(
     stage, make
 ):
