@@ -112,7 +112,7 @@ class ChildrenEndpoint:
             return False
         self._stats.bytes_out += total_bytes(frames)
         stream.send(frames)
-        if not self._has_room(stream):
+        if stream.num_unsent > 1 and not self._has_room(stream):
             self.drop(peer, "it does not read its messages")
         return True
 
@@ -250,14 +250,15 @@ class InheritedEndpoint:
         stream = self._stream
         if stream is None:
             return False
-        limits = self._limits
-        waiting_bytes = stream.num_unsent_bytes + total_bytes(frames)
-        if stream.num_unsent and (
-            stream.num_unsent >= limits.queue_messages or waiting_bytes > limits.queue_bytes
-        ):
+        if stream.num_unsent and not self._has_room(stream, total_bytes(frames)):
             return False
         stream.send(frames)
         return True
+
+    def _has_room(self, stream: MessageStream, num_more: int) -> bool:
+        limits = self._limits
+        is_short = stream.num_unsent < limits.queue_messages
+        return is_short and stream.num_unsent_bytes + num_more <= limits.queue_bytes
 
     async def wait_writable(self) -> None:
         """Wait until all messages are sent; after the end of the connection, until `close`.

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from aiorl.errors import RemoteProtocolError
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, frame_bytes, total_bytes
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, total_bytes
 
 _HEAD: Final = struct.Struct("<?3xIQ")
 """Whether it is a broadcast, number of frames, and bytes of all that follows."""
 _ALIGNMENT: Final = 16
-_PADDING: Final = [bytes(-size % _ALIGNMENT) for size in range(_ALIGNMENT)]
-"""Bytes that follow a part, by its size modulo 16."""
+_PADDING: Final = bytes(_ALIGNMENT)
 _READ_BYTES: Final = 1 << 16
 """Longer messages are read to where they stay."""
 _JOIN_BELOW_BYTES: Final = 1 << 15
@@ -38,12 +37,12 @@ class StreamMessage(NamedTuple):
     frames: list[memoryview]
 
 
-class _Head(NamedTuple):
-    """What a message begins with."""
+class _LongMessage(NamedTuple):
+    """A message that arrives in pieces, which are read to where they stay."""
 
     is_broadcast: bool
     num_frames: int
-    length: int
+    body: bytearray
 
 
 class MessageReader:
@@ -56,14 +55,13 @@ class MessageReader:
     def __init__(self, limits: EndpointLimits) -> None:
         self._limits = limits
         self._short = bytearray(_READ_BYTES)
-        self._long = bytearray()
-        self._long_head: _Head | None = None  # of the message that is read into it
+        self._long: _LongMessage | None = None
         self._num_read = 0
 
     @property
     def room(self) -> memoryview:
         """Where the next bytes of the stream belong."""
-        target = self._short if self._long_head is None else self._long
+        target = self._short if self._long is None else self._long.body
         return memoryview(target)[self._num_read :]
 
     def take(self, count: int) -> list[StreamMessage]:
@@ -76,63 +74,42 @@ class MessageReader:
             RemoteProtocolError: a message exceeds the limits, or is none.
         """
         self._num_read += count
-        if self._long_head is None:
+        long = self._long
+        if long is None:
             return self._take_short()
-        if self._num_read < self._long_head.length:
+        if self._num_read < len(long.body):
             return []
-        message = self._message(self._long_head, self._long)
-        self._long_head = None
-        self._long = bytearray()
+        self._long = None
         self._num_read = 0
-        return [message]
+        return [_message(long.is_broadcast, long.num_frames, long.body)]
 
     def _take_short(self) -> list[StreamMessage]:
         messages: list[StreamMessage] = []
         begin = 0
+        limits = self._limits
         while self._num_read - begin >= _HEAD.size:
-            head = _Head(*_HEAD.unpack_from(self._short, begin))
-            self._check(head)
+            is_broadcast, num_frames, length = _HEAD.unpack_from(self._short, begin)
+            if num_frames > limits.max_frames or length > limits.max_message_bytes:
+                raise RemoteProtocolError(
+                    f"a message of {num_frames} frames and {length} bytes: at most"
+                    f" {limits.max_frames} and {limits.max_message_bytes} are accepted"
+                )
             first = begin + _HEAD.size
-            end = first + head.length
+            end = first + length
             if end > self._num_read:
-                if head.length > _READ_BYTES - _HEAD.size:
-                    self._read_long(head, self._short[first : self._num_read])
+                if length > _READ_BYTES - _HEAD.size:
+                    arrived = self._short[first : self._num_read]
+                    self._long = _LongMessage(is_broadcast, num_frames, bytearray(length))
+                    self._long.body[: len(arrived)] = arrived
+                    self._num_read = len(arrived)
                     return messages
                 break
-            messages.append(self._message(head, self._short[first:end]))
+            messages.append(_message(is_broadcast, num_frames, self._short[first:end]))
             begin = end
         rest = self._short[begin : self._num_read]
         self._short[: len(rest)] = rest
         self._num_read = len(rest)
         return messages
-
-    def _read_long(self, head: _Head, arrived: bytearray) -> None:
-        self._long_head = head
-        self._long = bytearray(head.length)
-        self._long[: len(arrived)] = arrived
-        self._num_read = len(arrived)
-
-    def _check(self, head: _Head) -> None:
-        limits = self._limits
-        if head.num_frames > limits.max_frames or head.length > limits.max_message_bytes:
-            raise RemoteProtocolError(
-                f"a message of {head.num_frames} frames and {head.length} bytes: at most"
-                f" {limits.max_frames} and {limits.max_message_bytes} are accepted"
-            )
-
-    def _message(self, head: _Head, body: bytearray) -> StreamMessage:
-        whole = memoryview(body).toreadonly()
-        sizes_of = _sizes_struct(head.num_frames)
-        begin = _padded(sizes_of.size)
-        if begin > len(body):
-            raise RemoteProtocolError("a message without the sizes of its frames")
-        frames = []
-        for size in sizes_of.unpack_from(body):
-            frames.append(whole[begin : begin + size])
-            begin += _padded(size)
-        if begin != len(body):
-            raise RemoteProtocolError("a message whose frames have other sizes than it says")
-        return StreamMessage(head.is_broadcast, frames)
 
 
 class MessageStream:
@@ -266,24 +243,38 @@ def _sizes_struct(num_frames: int) -> struct.Struct:
     return struct.Struct(f"<{num_frames}Q")
 
 
-def _padded(size: int) -> int:
-    return size + -size % _ALIGNMENT
+def _message(is_broadcast: bool, num_frames: int, body: bytearray) -> StreamMessage:
+    whole = memoryview(body).toreadonly()
+    sizes_of = _sizes_struct(num_frames)
+    begin = sizes_of.size + -sizes_of.size % _ALIGNMENT
+    if begin > len(body):
+        raise RemoteProtocolError("a message without the sizes of its frames")
+    frames = []
+    for size in sizes_of.unpack_from(body):
+        frames.append(whole[begin : begin + size])
+        begin += size + -size % _ALIGNMENT
+    if begin != len(body):
+        raise RemoteProtocolError("a message whose frames have other sizes than it says")
+    return StreamMessage(is_broadcast, frames)
 
 
 def _buffers_of(frames: Sequence[Buffer], *, is_broadcast: bool) -> list[memoryview]:
     """Return the bytes of a message, in one copy if they are few."""
-    sizes = [frame_bytes(frame) for frame in frames]
-    parts: list[Buffer] = [_sizes_struct(len(sizes)).pack(*sizes), *frames]
-    buffers: list[Buffer] = []
+    views = [memoryview(frame) for frame in frames]
+    sizes = [view.nbytes for view in views]
+    packed_sizes = _sizes_struct(len(sizes)).pack(*sizes)
+    parts: list[Buffer] = []
     length = 0
-    for part in parts:
-        size = frame_bytes(part)
-        buffers += (part, _PADDING[size % _ALIGNMENT])
-        length += _padded(size)
+    for part, size in zip((packed_sizes, *views), (len(packed_sizes), *sizes), strict=True):
+        padding = -size % _ALIGNMENT
+        parts.append(part)
+        if padding:
+            parts.append(_PADDING[:padding])
+        length += size + padding
     head = _HEAD.pack(is_broadcast, len(sizes), length)
     if length < _JOIN_BELOW_BYTES:
-        return [memoryview(b"".join((head, *buffers)))]
-    return [memoryview(buffer).cast("B") for buffer in (head, *buffers) if len(buffer)]
+        return [memoryview(b"".join((head, *parts)))]
+    return [memoryview(part).cast("B") for part in (head, *parts) if len(part)]
 
 
 def _remove_bytes(buffers: list[memoryview], count: int) -> None:
