@@ -24,9 +24,11 @@ from aiorl.net.transport.endpoint import (
     total_bytes,
 )
 from aiorl.net.transport.message_stream import MessageStream, StreamMessage
+from aiorl.net.transport.system import keep_message_buffers
 
 _ADDRESS: Final = "a socket between parent and child"
 _PART_AFTER_S: Final = 0.5
+_KEPT_BYTES: Final = 16 << 20
 
 
 class ChildrenEndpoint:
@@ -68,6 +70,7 @@ class ChildrenEndpoint:
 
     def start(self) -> None:
         """Allow connections."""
+        keep_message_buffers()
         self._lifetime.is_started = True
 
     def connect(self) -> socket.socket:
@@ -228,6 +231,7 @@ class InheritedEndpoint:
 
     def start(self) -> None:
         """Begin to receive; call this on the running loop."""
+        keep_message_buffers(max_kept_bytes=_KEPT_BYTES)
         self._lifetime.is_started = True
         self._stream = MessageStream(
             self._connection,

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, total_bytes
 
@@ -26,6 +28,8 @@ _READ_BYTES: Final = 1 << 16
 _JOIN_BELOW_BYTES: Final = 1 << 15
 """A shorter message is copied, which takes less time than many buffers."""
 _READS_PER_TURN: Final = 16
+_SEND_BUFFER_BYTES: Final = 1 << 20
+"""What we ask for; the kernel has a bound of its own."""
 _MAX_BUFFERS: Final = 512
 """Buffers that are sent at once; the kernel takes 1,024."""
 
@@ -42,7 +46,7 @@ class _LongMessage(NamedTuple):
 
     is_broadcast: bool
     num_frames: int
-    body: bytearray
+    body: memoryview
 
 
 class MessageReader:
@@ -61,8 +65,8 @@ class MessageReader:
     @property
     def room(self) -> memoryview:
         """Where the next bytes of the stream belong."""
-        target = self._short if self._long is None else self._long.body
-        return memoryview(target)[self._num_read :]
+        target = memoryview(self._short) if self._long is None else self._long.body
+        return target[self._num_read :]
 
     def take(self, count: int) -> list[StreamMessage]:
         """Return the messages that are complete.
@@ -81,7 +85,7 @@ class MessageReader:
             return []
         self._long = None
         self._num_read = 0
-        return [_message(long.is_broadcast, long.num_frames, long.body)]
+        return [_message(long.is_broadcast, long.num_frames, long.body.toreadonly())]
 
     def _take_short(self) -> list[StreamMessage]:
         messages: list[StreamMessage] = []
@@ -99,12 +103,14 @@ class MessageReader:
             if end > self._num_read:
                 if length > _READ_BYTES - _HEAD.size:
                     arrived = self._short[first : self._num_read]
-                    self._long = _LongMessage(is_broadcast, num_frames, bytearray(length))
-                    self._long.body[: len(arrived)] = arrived
+                    body = np.empty(length, np.uint8).data  # a bytearray would be cleared first
+                    body[: len(arrived)] = arrived
+                    self._long = _LongMessage(is_broadcast, num_frames, body)
                     self._num_read = len(arrived)
                     return messages
                 break
-            messages.append(_message(is_broadcast, num_frames, self._short[first:end]))
+            body = memoryview(self._short[first:end]).toreadonly()
+            messages.append(_message(is_broadcast, num_frames, body))
             begin = end
         rest = self._short[begin : self._num_read]
         self._short[: len(rest)] = rest
@@ -141,6 +147,7 @@ class MessageStream:
         self._loop = asyncio.get_running_loop()
         self._is_reading = True
         connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._loop.add_reader(connection.fileno(), self._read)
 
     @property
@@ -243,15 +250,14 @@ def _sizes_struct(num_frames: int) -> struct.Struct:
     return struct.Struct(f"<{num_frames}Q")
 
 
-def _message(is_broadcast: bool, num_frames: int, body: bytearray) -> StreamMessage:
-    whole = memoryview(body).toreadonly()
+def _message(is_broadcast: bool, num_frames: int, body: memoryview) -> StreamMessage:
     sizes_of = _sizes_struct(num_frames)
     begin = sizes_of.size + -sizes_of.size % _ALIGNMENT
     if begin > len(body):
         raise RemoteProtocolError("a message without the sizes of its frames")
     frames = []
     for size in sizes_of.unpack_from(body):
-        frames.append(whole[begin : begin + size])
+        frames.append(body[begin : begin + size])
         begin += size + -size % _ALIGNMENT
     if begin != len(body):
         raise RemoteProtocolError("a message whose frames have other sizes than it says")
@@ -265,7 +271,8 @@ def _buffers_of(frames: Sequence[Buffer], *, is_broadcast: bool) -> list[memoryv
     packed_sizes = _sizes_struct(len(sizes)).pack(*sizes)
     parts: list[Buffer] = []
     length = 0
-    for part, size in zip((packed_sizes, *views), (len(packed_sizes), *sizes), strict=True):
+    all_parts: list[Buffer] = [packed_sizes, *views]
+    for part, size in zip(all_parts, (len(packed_sizes), *sizes), strict=True):
         padding = -size % _ALIGNMENT
         parts.append(part)
         if padding:
