@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from aiorl.actors.hub_session import INIT, MAX_CREDIT, CallEnded, ItemArrived
+from aiorl.actors.call_events import INIT, MAX_CREDIT, CallEnded, ItemArrived
 from aiorl.actors.values import num_bytes
 from aiorl.actors.window import CallWindow
 from aiorl.errors import RemoteProtocolError

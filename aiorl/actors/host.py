@@ -29,8 +29,8 @@ from aiorl.actors.actor_session import (
     Ended,
     ObjectRequested,
 )
+from aiorl.actors.call_events import CallEnded, ItemArrived
 from aiorl.actors.calls import Calls, description_of, public_method, unpacked_arguments
-from aiorl.actors.hub_session import CallEnded, ItemArrived
 from aiorl.actors.object_thread import ObjectThread, ThreadCall
 from aiorl.actors.values import LIMITS, pack
 from aiorl.config.code import import_object

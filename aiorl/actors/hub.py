@@ -22,17 +22,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, overload
 
+from aiorl.actors.call_events import CallEnded, ItemArrived
 from aiorl.actors.calls import ActorHandle, Calls, RemoteCall, error_of, packed_arguments
 from aiorl.actors.hub_session import (
     ActorEnded,
     ActorSpec,
     ActorStarted,
-    CallEnded,
     CallLost,
     HubEvent,
     HubSession,
     HubSettings,
-    ItemArrived,
     PlaceGone,
     PlaceJoined,
 )

@@ -17,18 +17,14 @@ import reprlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
+from aiorl.actors.call_events import INIT, MAX_CREDIT, CallEnded, ItemArrived
 from aiorl.actors.values import UNKNOWN_ACTOR, num_bytes
 from aiorl.actors.window import CallWindow
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.text import one_line
-
-INIT: Final = "__init__"
-"""Method of the call that makes the actor's object."""
-MAX_CREDIT: Final = 1 << 16
-"""Most items of one stream that may be under way."""
 
 _MAX_OUTSTANDING = 1024
 """Unanswered calls of one actor to others; an actor that exceeds them breaks the protocol."""
@@ -136,15 +132,6 @@ class ActorEnded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallEnded:
-    """One of our own calls has ended with a reply; see `Reply`."""
-
-    call_id: int
-    ok: bool
-    result: m.Value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class CallLost:
     """A call of the hub has ended because its actor did."""
 
@@ -152,14 +139,6 @@ class CallLost:
     name: str
     reason: str
     is_restarting: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ItemArrived:
-    """The next item of a stream that we have asked for."""
-
-    call_id: int
-    value: m.Value
 
 
 HubEvent: TypeAlias = (

@@ -20,7 +20,7 @@ from aiorl.errors import RemoteProtocolError
 from aiorl.net.transport.endpoint import Buffer, EndpointLimits, total_bytes
 
 _HEAD: Final = struct.Struct("<?3xIQ")
-"""Whether it is a broadcast, number of frames, and bytes of all that follows."""
+"""1 for a broadcast, number of frames, and bytes of all that follows."""
 _ALIGNMENT: Final = 16
 _PADDING: Final = bytes(_ALIGNMENT)
 _READ_BYTES: Final = 1 << 16
@@ -29,7 +29,7 @@ _JOIN_BELOW_BYTES: Final = 1 << 15
 """A shorter message is copied, which takes less time than many buffers."""
 _READS_PER_TURN: Final = 16
 _SEND_BUFFER_BYTES: Final = 1 << 20
-"""What we ask for; the kernel has a bound of its own."""
+"""Size that we request; the kernel has a bound of its own."""
 _MAX_BUFFERS: Final = 512
 """Buffers that are sent at once; the kernel takes 1,024."""
 
@@ -64,7 +64,7 @@ class MessageReader:
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes of the stream belong."""
+        """Memory for the next bytes of the stream."""
         target = memoryview(self._short) if self._long is None else self._long.body
         return target[self._num_read :]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from aiorl.actors import actor_session as ev
 from aiorl.actors.actor_session import ActorSession, Identity, LinkState
-from aiorl.actors.hub_session import CallEnded
+from aiorl.actors.call_events import CallEnded
 from aiorl.actors.values import LIMITS
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.wire import messages as m
