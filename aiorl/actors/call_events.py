@@ -1,4 +1,4 @@
-"""What the sessions of both sides share: the call that makes an object, and ends of calls."""
+"""Events and names that the sessions of both sides share: ends of calls, and the first call."""
 
 from __future__ import annotations
 
