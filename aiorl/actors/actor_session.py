@@ -2,7 +2,7 @@
 
 No socket, no clock, no thread: ``now`` is any monotonic time in seconds. A process says Hello until
 the hub answers. Once it is registered, the end of its connection is its own end: the hub has
-counted its actor as lost. The endpoint ends the connection to a hub that is silent.
+counted its actor as lost. Over ZeroMQ, the endpoint ends the connection to a hub that is silent.
 """
 
 from __future__ import annotations

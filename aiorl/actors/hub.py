@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ class Actors:
             self._network = _network_endpoint(bind, keys, insecure=insecure)
         self._tasks = Tasks(self._failed)
         self._actors: dict[str, _Started] = {}
+        self._peers: dict[str, bytes] = {}  # of actors with a process here
         self._ending: list[Children] = []
         self._failure: BaseException | None = None
         self._places_changed = asyncio.Event()
@@ -159,6 +161,7 @@ class Actors:
             OSError: its address can't be written for its launcher.
         """
         refuse_in_import("starts actors")
+        self._pid = os.getpid()
         self._calls.loop = asyncio.get_running_loop()
         for endpoint in self._endpoints:
             endpoint.on_message = self._on_message
@@ -188,7 +191,7 @@ class Actors:
 
     async def close(self) -> None:
         """End all actors and their processes; calls that have not ended raise ActorLost."""
-        if not self._is_open:
+        if not self._is_open or os.getpid() != self._pid:  # a fork has no actors
             return
         self._calls.is_over = True
         is_final = not ANOTHER_TURN.is_set()
@@ -345,7 +348,11 @@ class Actors:
                 ended.append(started.children)
         self._ending += ended
         self._flush()
-        await _end_children(ended)
+        try:
+            await _end_children(ended)
+        finally:
+            for handle in handles:
+                self._process_ended(handle.__actor__.name)
 
     def num_restarts(self, handle: ActorHandle) -> int:
         """Return how often an actor has been started again; 0 once it has ended for good.
@@ -560,15 +567,22 @@ class Actors:
 
     def _child_for(self, spec: ActorSpec) -> Children:
         command = child_python("aiorl.actors.process")
+
+        def connect(slot: int) -> socket.socket:
+            self._peers[spec.name], connection = self._children_endpoint.connect()
+            return connection
+
         # many actors share a host, but the user's own numbers hold
         threads = {name: os.environ.get(name, number) for name, number in ONE_THREAD.items()}
 
         def on_event(event: ChildEvent) -> None:
             match event:
                 case ChildRestarting(_, status):
+                    self._process_ended(spec.name)
                     reason = f"its process ended with {status_text(status)}"
                     self._session.lose_place(spec.place, reason)
                 case ChildGaveUp(_, status):
+                    self._process_ended(spec.name)
                     reason = f"its process ended with {status_text(status)}"
                     self._session.lose_place(spec.place, reason)
                     self._session.end(spec.name, reason)
@@ -580,7 +594,7 @@ class Actors:
             max_restarts=spec.restarts,
             on_event=on_event,
             environment={**threads, **python_path(), RELAY: "", WORKER_ID: spec.place},
-            connect=lambda slot: self._children_endpoint.connect(),
+            connect=connect,
         )
 
     # Inside: messages
@@ -642,12 +656,19 @@ class Actors:
                 continue
             started.children.poll()
             if started.children.is_over:
+                self._process_ended(name)
                 self._session.end(name, "its process has ended")
                 self._flush()
                 self._actors.pop(name, None)
         for children in self._ending:
             children.poll()
         self._ending = [children for children in self._ending if not children.is_over]
+
+    def _process_ended(self, name: str) -> None:
+        """Take the last messages of an actor's process, which has ended."""
+        peer = self._peers.pop(name, None)
+        if peer is not None:
+            self._children_endpoint.forget(peer)
 
     def _flush(self) -> None:
         """Handle the session's events, then send its messages."""

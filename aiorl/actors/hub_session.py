@@ -505,7 +505,7 @@ class HubSession:
             self._last_beat = now
             if self._places:
                 self._out.append((None, m.LearnerBeat(self.hub_id, -1)))
-                # the broadcast alone keeps only one of the two channels alive
+                # over ZeroMQ, the broadcast alone keeps only one of the two channels alive
                 self._out += [(peer, m.LearnerBeat(self.hub_id, -1)) for peer in self._places]
         for place in list(self._places.values()):
             actor = place.actor

@@ -286,8 +286,8 @@ class Children:
             log_path: slot -> file to which its output is appended; None uses this process's output.
             environment: variables added to this process's environment.
             has_worked: slot -> False if its ended child has done no useful work.
-            connect: slot -> socket that the next child of the slot inherits, with its number as the
-                last argument; called before each start, and closed here after it.
+            connect: slot -> socket that the next child of the slot inherits, whose descriptor is
+                the last argument of its command; called before each start, closed here after it.
         """
         self._command = command
         self._on_event = on_event

@@ -1,15 +1,15 @@
 """Contract of both endpoints: frames in, frames out, and plain descriptions of the connection.
 
 An endpoint runs on the asyncio loop and calls callbacks; it does not know the meaning of the
-frames. `zmq_learner` and `zmq_worker` have those over ZeroMQ. Users set the callbacks before
-``start``.
+frames. `zmq_learner` and `zmq_worker` have those over ZeroMQ, `inherited` those of a process and its
+children. Users set the callbacks before ``start``.
 
 - A callback can keep its frames: they are memoryviews that stay valid as long as they are
   referenced. They can be read-only.
 - Frames passed to ``send`` or ``broadcast`` belong to the endpoint. Large ones are not copied, so
   their memory must not change afterwards.
-- On both sides, a connection ends after ``times.dead_after_s`` of silence; a worker then connects
-  again. Users must therefore send more often than that over both channels; sessions send heartbeats.
+- Over ZeroMQ, a connection ends after ``times.dead_after_s`` of silence on both sides; a worker then
+  connects again. Users must therefore send more often than that over both channels; sessions send heartbeats.
 """
 
 from __future__ import annotations

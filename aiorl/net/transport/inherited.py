@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -27,8 +27,11 @@ from aiorl.net.transport.message_stream import MessageStream, StreamMessage
 from aiorl.net.transport.system import keep_message_buffers
 
 _ADDRESS: Final = "a socket between parent and child"
+_PEER_BYTES: Final = 16
+_LAST_READS: Final = 64
 _PART_AFTER_S: Final = 0.5
 _KEPT_BYTES: Final = 16 << 20
+"""Freed memory that a child keeps: it has few messages at a time."""
 
 
 class ChildrenEndpoint:
@@ -54,7 +57,6 @@ class ChildrenEndpoint:
         self._limits = limits
         self._streams: dict[bytes, MessageStream] = {}
         self._parting: dict[bytes, MessageStream] = {}  # of peers that were cut off
-        self._numbers = itertools.count(1)
         self._stats = EndpointStats()
         self._lifetime = Lifetime()
 
@@ -73,11 +75,12 @@ class ChildrenEndpoint:
         keep_message_buffers()
         self._lifetime.is_started = True
 
-    def connect(self) -> socket.socket:
-        """Make a connection, as a new peer.
+    def connect(self) -> tuple[bytes, socket.socket]:
+        """Make a connection, as a new peer; CONNECTED is reported before this returns.
 
         Returns:
-            The child's end, for one process to inherit; close it here once that has started.
+            The peer, and the child's end, for one process to inherit; close it here once that has
+            started.
 
         Raises:
             EndpointClosed: after `close`.
@@ -85,7 +88,8 @@ class ChildrenEndpoint:
         """
         self._lifetime.check_open()
         ours, theirs = socket.socketpair()
-        peer = b"child-%d" % next(self._numbers)
+        # peers of other endpoints choose their names themselves, and must not hit on this one
+        peer = secrets.token_bytes(_PEER_BYTES)
         self._streams[peer] = MessageStream(
             ours,
             self._limits,
@@ -93,7 +97,19 @@ class ChildrenEndpoint:
             on_end=lambda reason: self._ended(peer, reason),
         )
         self.on_event(Event(EventKind.CONNECTED, address=_ADDRESS))
-        return theirs
+        return peer, theirs
+
+    def forget(self, peer: bytes) -> None:
+        """Take the last messages of a process that has ended, and close its connection, which forks
+        of the process may hold open; this is not reported.
+        """
+        stream = self._streams.get(peer)
+        if stream is None:
+            return
+        for _ in range(_LAST_READS):
+            stream.read()
+        stream.close()
+        self._streams.pop(peer, None)
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._streams
@@ -115,7 +131,7 @@ class ChildrenEndpoint:
             return False
         self._stats.bytes_out += total_bytes(frames)
         stream.send(frames)
-        if stream.num_unsent > 1 and not self._has_room(stream):
+        if stream.num_unsent > 1 and not self._is_within_bounds(stream):
             self.drop(peer, "it does not read its messages")
         return True
 
@@ -128,7 +144,8 @@ class ChildrenEndpoint:
         self._lifetime.check_open()
         self._stats.bytes_out += total_bytes(frames)
         for stream in self._streams.values():
-            if stream.num_unsent < self._limits.broadcast_messages and self._has_room(stream):
+            has_room = stream.num_unsent_broadcasts < self._limits.broadcast_messages
+            if has_room and stream.num_unsent_bytes <= self._limits.queue_bytes:
                 stream.send(frames, is_broadcast=True)
 
     def drop(self, peer: bytes, reason: str) -> None:
@@ -160,19 +177,22 @@ class ChildrenEndpoint:
     async def close(self, *, flush_s: float = 0.5) -> None:
         """Give goodbyes up to ``flush_s`` seconds to leave, then end all connections."""
         if self._lifetime.is_open:
-            await _until_sent(list(self._streams.values()), flush_s)
+            await _until_sent([*self._streams.values(), *self._parting.values()], flush_s)
         self._lifetime.is_closed = True
         for streams in (self._streams, self._parting):
             for stream in streams.values():
                 stream.close()
             streams.clear()
 
-    def _has_room(self, stream: MessageStream) -> bool:
-        """Return whether no more waits for a peer than may; one message of any size may."""
+    def _is_within_bounds(self, stream: MessageStream) -> bool:
+        """Return whether no more waits for a peer than may.
+
+        A child of ours is no stranger: it may read slowly, and many may call it at once.
+        """
         limits = self._limits
-        return stream.num_unsent <= 1 or (
+        return (
             stream.num_unsent <= limits.peer_queue_messages
-            and stream.num_unsent_bytes <= limits.queue_bytes
+            and stream.num_unsent_bytes <= limits.max_queued_bytes
         )
 
     def _receive(self, peer: bytes, message: StreamMessage) -> None:

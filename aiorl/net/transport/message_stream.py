@@ -7,6 +7,7 @@ of 16 bytes, so that arrays in frames are aligned.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import struct
@@ -21,15 +22,17 @@ from aiorl.net.transport.endpoint import Buffer, EndpointLimits, total_bytes
 
 _HEAD: Final = struct.Struct("<?3xIQ")
 """1 for a broadcast, number of frames, and bytes of all that follows."""
+_SIZE_BYTES: Final = 8
 _ALIGNMENT: Final = 16
 _PADDING: Final = bytes(_ALIGNMENT)
 _READ_BYTES: Final = 1 << 16
-"""Longer messages are read to where they stay."""
 _JOIN_BELOW_BYTES: Final = 1 << 15
 """A shorter message is copied, which takes less time than many buffers."""
 _READS_PER_TURN: Final = 16
 _SEND_BUFFER_BYTES: Final = 1 << 20
 """Size that we request; the kernel has a bound of its own."""
+_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
+"""A program may have restored the default of SIGPIPE, which would end it."""
 _MAX_BUFFERS: Final = 512
 """Buffers that are sent at once; the kernel takes 1,024."""
 
@@ -41,12 +44,19 @@ class StreamMessage(NamedTuple):
     frames: list[memoryview]
 
 
-class _LongMessage(NamedTuple):
-    """A message that arrives in pieces, which are read to where they stay."""
+class _Large(NamedTuple):
+    """A message that is larger than the buffer, and is read to where it stays."""
 
     is_broadcast: bool
     num_frames: int
     body: memoryview
+
+
+class _Unsent(NamedTuple):
+    """A message that waits; bytes that are sent are removed from its buffers."""
+
+    is_broadcast: bool
+    buffers: list[memoryview]
 
 
 class MessageReader:
@@ -57,65 +67,75 @@ class MessageReader:
     """
 
     def __init__(self, limits: EndpointLimits) -> None:
-        self._limits = limits
-        self._short = bytearray(_READ_BYTES)
-        self._long: _LongMessage | None = None
-        self._num_read = 0
+        self._max_frames = limits.max_frames
+        sizes_and_padding = (limits.max_frames + 1) * (_SIZE_BYTES + _ALIGNMENT)
+        self._max_bytes = limits.max_message_bytes + sizes_and_padding
+        self._buffer = bytearray(_READ_BYTES)
+        self._begin = 0  # of the bytes in the buffer that belong to no message yet
+        self._end = 0  # of the bytes in the buffer, or in the body of a large message
+        self._large: _Large | None = None
 
     @property
     def room(self) -> memoryview:
-        """Memory for the next bytes of the stream."""
-        target = memoryview(self._short) if self._long is None else self._long.body
-        return target[self._num_read :]
+        """Memory for the next bytes of the stream; there is some once `next_message` has returned
+        None.
+        """
+        target = memoryview(self._buffer) if self._large is None else self._large.body
+        return target[self._end :]
 
-    def take(self, count: int) -> list[StreamMessage]:
-        """Return the messages that are complete.
+    def add(self, count: int) -> None:
+        """Take note of bytes that have been written to `room`."""
+        self._end += count
 
-        Args:
-            count: number of bytes that have been written to `room`.
+    def next_message(self) -> StreamMessage | None:
+        """Return the next message, None if it has not arrived.
 
         Raises:
-            RemoteProtocolError: a message exceeds the limits, or is none.
+            RemoteProtocolError: it exceeds the limits, or is no message.
+            MemoryError: there is not enough memory for it.
         """
-        self._num_read += count
-        long = self._long
-        if long is None:
-            return self._take_short()
-        if self._num_read < len(long.body):
-            return []
-        self._long = None
-        self._num_read = 0
-        return [_message(long.is_broadcast, long.num_frames, long.body.toreadonly())]
+        if self._large is not None:
+            return self._finished_large(self._large)
+        if self._end - self._begin < _HEAD.size:
+            self._move_to_front()
+            return None
+        is_broadcast, num_frames, length = _HEAD.unpack_from(self._buffer, self._begin)
+        if num_frames > self._max_frames or length > self._max_bytes:
+            raise RemoteProtocolError(
+                f"a message of {num_frames} frames and {length} bytes: at most"
+                f" {self._max_frames} and {self._max_bytes} are accepted"
+            )
+        first = self._begin + _HEAD.size
+        end = first + length
+        if end <= self._end:
+            self._begin = end
+            body = memoryview(self._buffer[first:end]).toreadonly()
+            return _message(is_broadcast, num_frames, body)
+        if length <= _READ_BYTES - _HEAD.size:
+            self._move_to_front()
+            return None
+        body = np.empty(length, np.uint8).data  # a bytearray would be cleared first
+        arrived = self._buffer[first : self._end]
+        body[: len(arrived)] = arrived
+        self._large = _Large(is_broadcast, num_frames, body)
+        self._end = len(arrived)
+        return None
 
-    def _take_short(self) -> list[StreamMessage]:
-        messages: list[StreamMessage] = []
-        begin = 0
-        limits = self._limits
-        while self._num_read - begin >= _HEAD.size:
-            is_broadcast, num_frames, length = _HEAD.unpack_from(self._short, begin)
-            if num_frames > limits.max_frames or length > limits.max_message_bytes:
-                raise RemoteProtocolError(
-                    f"a message of {num_frames} frames and {length} bytes: at most"
-                    f" {limits.max_frames} and {limits.max_message_bytes} are accepted"
-                )
-            first = begin + _HEAD.size
-            end = first + length
-            if end > self._num_read:
-                if length > _READ_BYTES - _HEAD.size:
-                    arrived = self._short[first : self._num_read]
-                    body = np.empty(length, np.uint8).data  # a bytearray would be cleared first
-                    body[: len(arrived)] = arrived
-                    self._long = _LongMessage(is_broadcast, num_frames, body)
-                    self._num_read = len(arrived)
-                    return messages
-                break
-            body = memoryview(self._short[first:end]).toreadonly()
-            messages.append(_message(is_broadcast, num_frames, body))
-            begin = end
-        rest = self._short[begin : self._num_read]
-        self._short[: len(rest)] = rest
-        self._num_read = len(rest)
-        return messages
+    def _finished_large(self, large: _Large) -> StreamMessage | None:
+        if self._end < len(large.body):
+            return None
+        self._large = None
+        self._begin = 0
+        self._end = 0
+        return _message(large.is_broadcast, large.num_frames, large.body.toreadonly())
+
+    def _move_to_front(self) -> None:
+        if not self._begin:
+            return
+        rest = self._buffer[self._begin : self._end]
+        self._buffer[: len(rest)] = rest
+        self._begin = 0
+        self._end = len(rest)
 
 
 class MessageStream:
@@ -126,7 +146,10 @@ class MessageStream:
         limits: bounds of a message.
         on_message: called with each message.
         on_end: called once with the reason when the other side has closed its end or has broken the
-            rules, after all its messages.
+            rules, after all its messages; not after `stop_reading` or `close`.
+
+    Attributes:
+        num_unsent_bytes: bytes of the messages that wait until the other side reads.
     """
 
     def __init__(
@@ -137,18 +160,20 @@ class MessageStream:
         on_message: Callable[[StreamMessage], None],
         on_end: Callable[[str], None],
     ) -> None:
+        self.num_unsent_bytes = 0
         self._connection = connection
         self._reader = MessageReader(limits)
         self._on_message = on_message
         self._on_end = on_end
-        self._unsent: deque[list[memoryview]] = deque()
+        self._unsent: deque[_Unsent] = deque()
         self._is_sent = asyncio.Event()
         self._is_sent.set()
         self._loop = asyncio.get_running_loop()
         self._is_reading = True
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._loop.add_reader(connection.fileno(), self._read)
+        with contextlib.suppress(OSError):  # some systems refuse more than they can give
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._loop.add_reader(connection.fileno(), self.read)
 
     @property
     def num_unsent(self) -> int:
@@ -156,23 +181,46 @@ class MessageStream:
         return len(self._unsent)
 
     @property
-    def num_unsent_bytes(self) -> int:
-        """Bytes of these messages."""
-        return sum(map(total_bytes, self._unsent))
+    def num_unsent_broadcasts(self) -> int:
+        """Broadcasts among these messages."""
+        return sum(message.is_broadcast for message in self._unsent)
 
     def send(self, frames: Sequence[Buffer], *, is_broadcast: bool = False) -> None:
         """Send a message, or keep it until the other side reads; never waits."""
-        buffers = _buffers_of(frames, is_broadcast=is_broadcast)
+        message = _Unsent(is_broadcast, _buffers_of(frames, is_broadcast=is_broadcast))
+        self.num_unsent_bytes += total_bytes(message.buffers)
         if self._unsent:
-            self._unsent.append(buffers)
-        elif not self._write(buffers):
-            self._unsent.append(buffers)
+            self._unsent.append(message)
+        elif not self._write(message.buffers):
+            self._unsent.append(message)
             self._is_sent.clear()
             self._loop.add_writer(self._connection.fileno(), self._flush)
 
     async def wait_sent(self) -> None:
         """Wait until no message waits."""
         await self._is_sent.wait()
+
+    def read(self) -> None:
+        """Read what has arrived, within bounds, and deliver the messages that are complete."""
+        for _ in range(_READS_PER_TURN):
+            room = self._reader.room
+            if not self._is_reading or not room:  # a callback has failed: deliver the others first
+                return
+            try:
+                count = self._connection.recv_into(room)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._end(f"its connection ended ({error.strerror})")
+                return
+            if not count:
+                self._end("its connection ended")
+                return
+            is_drained = count < len(room)
+            self._reader.add(count)
+            self._deliver()
+            if is_drained:
+                return
 
     def stop_reading(self) -> None:
         """Ignore all that arrives from now on."""
@@ -186,32 +234,20 @@ class MessageStream:
         self._forget_unsent()
         self._connection.close()
 
-    def _read(self) -> None:
-        for _ in range(_READS_PER_TURN):
-            room = self._reader.room
+    def _deliver(self) -> None:
+        while self._is_reading:
             try:
-                count = self._connection.recv_into(room)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._end(f"its connection ended ({error.strerror})")
-                return
-            if not count:
-                self._end("its connection ended")
-                return
-            is_all = count < len(room)
-            del room  # memory in use can't be replaced
-            try:
-                messages = self._reader.take(count)
-            except RemoteProtocolError as error:
+                message = self._reader.next_message()
+            except (RemoteProtocolError, MemoryError) as error:
                 self._end(str(error))
                 return
-            for message in messages:
-                self._on_message(message)
-                if not self._is_reading:
-                    return
-            if is_all:
+            if message is None:
                 return
+            try:
+                self._on_message(message)
+            except BaseException:
+                self._loop.call_soon(self._deliver)  # an error concerns one message
+                raise
 
     def _end(self, reason: str) -> None:
         self.stop_reading()
@@ -219,9 +255,10 @@ class MessageStream:
 
     def _flush(self) -> None:
         while self._unsent:
-            if not self._write(self._unsent[0]):
+            if not self._write(self._unsent[0].buffers):
                 return
-            self._unsent.popleft()
+            if self._unsent:
+                self._unsent.popleft()
         self._loop.remove_writer(self._connection.fileno())
         self._is_sent.set()
 
@@ -229,19 +266,29 @@ class MessageStream:
         """Write what the socket takes, and remove it; return True if nothing is left."""
         while buffers:
             try:
-                count = self._connection.sendmsg(buffers[:_MAX_BUFFERS])
+                count = self._connection.sendmsg(buffers[:_MAX_BUFFERS], (), _NO_SIGNAL)
             except BlockingIOError:
                 return False
-            except OSError:  # the other side has gone, which reading will report
-                buffers.clear()
+            except OSError:
+                self._give_up()
                 return True
+            self.num_unsent_bytes -= count
             _remove_bytes(buffers, count)
         return True
+
+    def _give_up(self) -> None:
+        """Send nothing more after an error, which can have cut a message: both sides then read the
+        end of the stream.
+        """
+        self._forget_unsent()
+        with contextlib.suppress(OSError):  # the other side has closed its end
+            self._connection.shutdown(socket.SHUT_WR)
 
     def _forget_unsent(self) -> None:
         if self._unsent:
             self._loop.remove_writer(self._connection.fileno())
         self._unsent.clear()
+        self.num_unsent_bytes = 0
         self._is_sent.set()
 
 

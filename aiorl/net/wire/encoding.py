@@ -145,6 +145,7 @@ class _Writer:
     packed_bytes: int = 0
     frames: list[Frame | _Shared] = field(default_factory=list)
     shared: _Shared | None = None
+    num_bytes: int = 0  # of all arrays
 
     def add_node(self, parent: int, key: str) -> int:
         self.nodes.append((parent, key))
@@ -183,6 +184,7 @@ class _Writer:
                 f"{name}: an array of shape {array.shape} ({size:,} bytes) exceeds the protocol's"
                 f" limits ({self.limits.max_ndim} dimensions, {self.limits.max_array_bytes:,} bytes)"
             )
+        self.num_bytes += size
         self.columns.append((node, name, code))
         self.shapes.append(array.shape)
         # half of the frames are left to arrays that cannot share one
@@ -270,6 +272,7 @@ class _Writer:
                 f"a {name} message of {len(self.columns)} arrays exceeds the protocol's limits"
                 f" ({limits.max_arrays} arrays)"
             )
+        _check_size(name, self.num_bytes, limits)
         return _checked(name, frames, limits)
 
 
@@ -299,7 +302,16 @@ def _checked(name: str, frames: list[Frame], limits: Limits) -> list[Frame]:
             f" exceeds the protocol's limits ({limits.max_frames} frames,"
             f" {limits.max_header_bytes} bytes)"
         )
+    _check_size(name, sum(map(len, frames)), limits)
     return frames
+
+
+def _check_size(name: str, num_bytes: int, limits: Limits) -> None:
+    if num_bytes > limits.max_message_bytes:
+        raise LocalProtocolError(
+            f"a {name} message of {num_bytes:,} bytes exceeds the protocol's limit of"
+            f" {limits.max_message_bytes:,} bytes"
+        )
 
 
 def encode(

@@ -72,7 +72,7 @@ class InheritedMaker:
 
     def worker(self, learner: LearnerEndpoint) -> WorkerEndpoint:
         assert isinstance(learner, ChildrenEndpoint)
-        return InheritedEndpoint(learner.connect(), LIMITS)
+        return InheritedEndpoint(learner.connect()[1], LIMITS)
 
 
 MAKERS = {

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from aiorl.net.transport.inherited import ChildrenEndpoint, InheritedEndpoint
 from aiorl.net.transport.message_stream import MessageReader, MessageStream
 
 LIMITS = EndpointLimits(
-    max_frames=8, max_frame_bytes=1 << 20, max_message_bytes=2 << 20, queue_bytes=1 << 22
+    max_frames=8, max_message_bytes=2 << 20, queue_bytes=1 << 22, max_queued_bytes=1 << 24
 )
 SIZES = st.one_of(st.integers(0, 100), st.sampled_from([0, 16, 65_500, 65_536, 200_000]))
 MESSAGES = st.lists(st.tuples(st.booleans(), st.lists(SIZES, max_size=8)), max_size=6)
@@ -58,7 +61,9 @@ def read(written, sizes):
         piece = written[begin : begin + min(sizes[number % len(sizes)], len(room))]
         room[: len(piece)] = piece
         del room
-        messages += reader.take(len(piece))
+        reader.add(len(piece))
+        while (message := reader.next_message()) is not None:
+            messages.append(message)
         begin += len(piece)
         number += 1
     return messages
@@ -91,7 +96,7 @@ def test_bytes_that_are_no_messages_are_refused_or_wait_for_more(written, size):
     "written",
     [
         struct.pack("<IIQ", 0, 9, 0),
-        struct.pack("<IIQ", 0, 1, (2 << 20) + 1),
+        struct.pack("<IIQ", 0, 1, (2 << 20) + 1000),
         struct.pack("<IIQ", 0, 2, 16) + struct.pack("<QQ", 16, 0),
         struct.pack("<IIQ", 0, 2, 0),
     ],
@@ -99,8 +104,8 @@ def test_bytes_that_are_no_messages_are_refused_or_wait_for_more(written, size):
 )
 async def test_a_child_that_breaks_the_rules_is_cut_off_and_the_others_are_not(stage, written):
     parent = stage.started(ChildrenEndpoint(LIMITS))
-    child = stage.started(InheritedEndpoint(parent.endpoint.connect(), LIMITS))
-    with parent.endpoint.connect() as hostile:
+    child = stage.started(InheritedEndpoint(parent.endpoint.connect()[1], LIMITS))
+    with parent.endpoint.connect()[1] as hostile:
         hostile.sendall(written)
         gone = await parent.until_event(EventKind.DISCONNECTED)
         assert "a message" in gone.reason
@@ -110,18 +115,134 @@ async def test_a_child_that_breaks_the_rules_is_cut_off_and_the_others_are_not(s
 
 async def test_a_child_that_does_not_read_misses_broadcasts_and_is_cut_off_by_messages(stage):
     parent = stage.started(ChildrenEndpoint(LIMITS))
-    child = stage.started(InheritedEndpoint(parent.endpoint.connect(), LIMITS))
-    with parent.endpoint.connect() as stopped:
-        stopped.sendall(await bytes_of([(False, [b"me"])]))
-        await parent.until(lambda: len(parent.messages) == 1)
-        peer = parent.messages[0][0]
+    child = stage.started(InheritedEndpoint(parent.endpoint.connect()[1], LIMITS))
+    peer, connection = parent.endpoint.connect()
+    with connection:
         for number in range(100):
             parent.endpoint.broadcast([b"%d" % number, bytes(1 << 19)])
             await child.until(lambda number=number: len(child.broadcasts) == number + 1)
         assert parent.endpoint.stats().queued_messages < 10
-        assert EventKind.DROPPED not in parent.kinds()
+        num_sent = 0
         while parent.endpoint.send(peer, [bytes(1 << 19)]):
-            pass
+            num_sent += 1
+        assert num_sent << 19 > 2 * LIMITS.queue_bytes
         assert (await parent.until_event(EventKind.DROPPED)).peer == peer
         await parent.until_event(EventKind.DISCONNECTED)
     await stage.exchange(parent, child)
+
+
+async def test_messages_that_wait_do_not_make_a_child_miss_a_broadcast(stage):
+    parent = stage.started(ChildrenEndpoint(LIMITS))
+    peer, connection = parent.endpoint.connect()
+    for _ in range(40):
+        assert parent.endpoint.send(peer, [bytes(80_000)])
+    assert parent.endpoint.has_unsent(peer)
+    parent.endpoint.broadcast([b"news"])
+    child = stage.started(InheritedEndpoint(connection, LIMITS))
+    await child.until(lambda: child.broadcasts == [[b"news"]])
+
+
+async def test_the_last_messages_of_a_process_arrive_although_its_fork_keeps_the_socket(stage):
+    parent = stage.started(ChildrenEndpoint(LIMITS))
+    peer, connection = parent.endpoint.connect()
+    with connection:  # as a fork of the process would
+        connection.sendall(await bytes_of([(False, [b"last"])]))
+        parent.endpoint.forget(peer)
+        assert [frames for _, frames, _ in parent.messages] == [[b"last"]]
+        assert peer not in parent.endpoint
+        assert not connection.recv(1)
+
+
+async def test_messages_before_a_bad_one_are_delivered(stage):
+    parent = stage.started(ChildrenEndpoint(LIMITS))
+    _, connection = parent.endpoint.connect()
+    with connection:
+        good = await bytes_of([(False, [b"%d" % number]) for number in range(3)])
+        connection.sendall(good + struct.pack("<IIQ", 0, 9, 0))
+        await parent.until_event(EventKind.DISCONNECTED)
+        assert [int(frames[0]) for _, frames, _ in parent.messages] == [0, 1, 2]
+
+
+async def test_an_error_of_a_callback_concerns_one_message():
+    errors = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+    arrived = []
+
+    def receive(message):
+        arrived.append(int(message.frames[0]))
+        if arrived[-1] % 2:
+            raise ValueError(arrived[-1])
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        stream = MessageStream(ours, LIMITS, on_message=receive, on_end=print)
+        theirs.sendall(await bytes_of([(False, [b"%d" % number]) for number in range(6)]))
+        async with asyncio.timeout(10):
+            while len(arrived) < 6:
+                await asyncio.sleep(0)
+        stream.close()
+    assert arrived == list(range(6))
+    assert [type(error) for error in errors] == [ValueError] * 3
+
+
+class WithoutBuffers:
+    """Socket of a system that has no memory for the second thing that is sent."""
+
+    def __init__(self, connection):
+        self._connection = connection
+        self._num_sent = 0
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def sendmsg(self, *args):
+        self._num_sent += 1
+        if self._num_sent == 2:
+            raise OSError(errno.ENOBUFS, "no buffer space available")
+        return self._connection.sendmsg(*args)
+
+
+async def test_nothing_follows_a_message_that_was_cut_by_an_error():
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with theirs:
+        connection = WithoutBuffers(ours)
+        stream = MessageStream(connection, EndpointLimits(), on_message=print, on_end=print)
+        stream.send([bytes(1 << 25)])  # the socket takes a part of it
+        written = bytearray()
+        while piece := await asyncio.get_running_loop().sock_recv(theirs, 1 << 20):
+            written += piece
+            stream.send([b"more"])
+        stream.close()
+    assert 0 < len(written) < 1 << 25
+    assert written.count(b"more") == 0
+
+
+def test_the_end_of_a_child_is_no_signal_for_a_program_that_dies_of_them():
+    program = """
+import asyncio, signal
+from aiorl.net.transport.endpoint import EndpointLimits
+from aiorl.net.transport.inherited import ChildrenEndpoint
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+async def main():
+    endpoint = ChildrenEndpoint(EndpointLimits())
+    endpoint.start()
+    peer, connection = endpoint.connect()
+    connection.close()
+    endpoint.send(peer, [b"to no one"])
+    await endpoint.close()
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_peers_of_other_endpoints_can_not_guess_the_name_of_a_child(stage):
+    peers = set()
+    for _ in range(3):
+        parent = stage.started(ChildrenEndpoint(LIMITS))
+        peer, connection = parent.endpoint.connect()
+        connection.close()
+        peers.add(peer)
+    assert len(peers) == 3
+    assert {len(peer) for peer in peers} == {16}

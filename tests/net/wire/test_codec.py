@@ -435,6 +435,17 @@ def test_values_that_cannot_be_sent_are_refused_by_the_sender(bad: m.Message) ->
         encode(bad)
 
 
+def test_messages_that_are_too_large_in_total_are_refused_by_the_sender() -> None:
+    limits = Limits(max_message_bytes=100_000)
+    arrays = {"a": np.zeros(60_000, np.uint8), "b": np.zeros(60_000, np.uint8)}
+    with pytest.raises(LocalProtocolError, match="limit of 100,000 bytes"):
+        encode(m.Reply(1, True, arrays), limits=limits)  # small, but not once it is unpacked
+    one = {"a": np.zeros(100_000, np.uint8)}  # with its header it is too large
+    with pytest.raises(LocalProtocolError, match="limit of 100,000 bytes"):
+        encode(m.Reply(1, True, one), limits=limits, compress=False)
+    assert encode(m.Reply(1, True, one), limits=limits)
+
+
 def test_an_empty_array_can_follow_a_full_packed_frame() -> None:
     full = {
         f"b{index:02}": PACK_MAX_BYTES for index in range(PACK_TOTAL_BYTES // PACK_MAX_BYTES - 1)
