@@ -510,6 +510,41 @@ def runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
+def test_a_fork_that_outlives_its_actor_holds_no_descriptor_of_the_hub() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter, restarts=1)
+        pid = await counter.pid()
+        before = num_open()
+        try:
+            with pytest.raises(ActorLost):
+                await counter.die_and_leave_a_fork()
+            assert await counter.add(1) == 1  # as a new one
+            assert num_open() == before
+        finally:
+            os.killpg(pid, signal.SIGKILL)
+
+    with_actors(use)
+
+
+def num_open() -> int:
+    return psutil.Process().num_fds()
+
+
+def test_a_fork_of_the_program_does_not_end_its_actors() -> None:
+    async def use(actors: Actors) -> None:
+        counter = await actors.start(Counter)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                await actors.close()
+            finally:
+                os._exit(0)
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        assert await counter.add(1) == 1
+
+    with_actors(use)
+
+
 def test_a_process_that_can_not_be_started_is_an_error_of_the_start_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

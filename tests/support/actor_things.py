@@ -68,6 +68,11 @@ class Counter:
     def die(self, status: int = 7) -> None:
         os._exit(status)
 
+    def die_and_leave_a_fork(self) -> None:
+        if os.fork():
+            os._exit(7)
+        time.sleep(100)
+
     def sleep(self, seconds: float) -> float:
         time.sleep(seconds)
         return seconds

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from size import ROOT, is_docstring, python_size
 
-MAX_STATEMENTS = 49_500
+MAX_STATEMENTS = 49_700
 """A feature may raise this limit by what it needs."""
 MAX_NODES = 8.5
 MAX_NODES_IN_A_ROOM = 9.5
