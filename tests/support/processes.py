@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -32,17 +33,20 @@ SMALL = (
 """Settings for batches that are sampled and trained on in a few milliseconds."""
 
 
+PORTS = range(12_000, 32_000)
+"""Ports that the system gives to no connection by itself, so that a free one stays free."""
+
+
 def free_address() -> str:
     """Return a free address of this host; a learner that binds to an address waits for workers from
     elsewhere.
     """
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return f"tcp://127.0.0.1:{port}"
+        port = random.choice(PORTS)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return f"tcp://127.0.0.1:{port}"
 
 
 class Started:
