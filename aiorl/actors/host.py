@@ -52,7 +52,7 @@ _TICK_S: Final = 0.25
 _DONE: Final = object()
 _INIT_CALL: Final = 0
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, dict, list, tuple, np.ndarray})
-"""Types of results that are answers, not awaitables or iterators."""
+"""Types of results that are answers, not awaitables or iterators: other questions take longer."""
 
 
 class _Credit:
@@ -270,7 +270,7 @@ class ActorHost:
         try:
             if inspect.isawaitable(result):
                 result = await result
-            if isinstance(result, AsyncIterator | Iterator):
+            if type(result) not in _PLAIN and isinstance(result, AsyncIterator | Iterator):
                 await self._stream(call, result)
                 result = None
             packed = pack(result)
@@ -352,7 +352,7 @@ def _packed_or_later(result: Any) -> tuple[Value, Any]:
 
     This runs in the actor's thread, since the next method there may change the arrays of a result.
     """
-    is_plain = type(result) in _PLAIN  # the other questions take longer
+    is_plain = type(result) in _PLAIN
     if not is_plain and (
         inspect.isawaitable(result) or isinstance(result, AsyncIterator | Iterator)
     ):
