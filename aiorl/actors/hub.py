@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from aiorl.actors.call_events import CallEnded, ItemArrived
 from aiorl.actors.calls import ActorHandle, Calls, RemoteCall, error_of, packed_arguments
@@ -66,6 +66,9 @@ from aiorl.process.children import (
 from aiorl.process.early import ONE_THREAD
 from aiorl.process.imports import child_python, python_path
 from aiorl.process.tasks import Tasks, end_children
+
+if TYPE_CHECKING:  # most programs have no actors on other hosts, and start sooner without ZeroMQ
+    from aiorl.net.transport.security import LearnerKeys
 
 logger = logging.getLogger(__name__)
 
@@ -140,12 +143,12 @@ class Actors:
         self.is_open_to_others = bind is not None
         self._children_endpoint = ChildrenEndpoint(ENDPOINT_LIMITS)
         self._network: LearnerEndpoint | None = None
+        learner_keys = None if keys is None else _loaded(keys)
         if bind is not None:
             insecure = insecure or self._launched.insecure is not None
-            self._network = _network_endpoint(bind, keys, insecure=insecure)
+            self._network = _network_endpoint(bind, learner_keys, insecure=insecure)
         self._tasks = Tasks(self._failed)
         self._actors: dict[str, _Started] = {}
-        self._peers: dict[str, bytes] = {}  # of actors with a process here
         self._ending: list[Children] = []
         self._failure: BaseException | None = None
         self._places_changed = asyncio.Event()
@@ -348,11 +351,7 @@ class Actors:
                 ended.append(started.children)
         self._ending += ended
         self._flush()
-        try:
-            await _end_children(ended)
-        finally:
-            for handle in handles:
-                self._process_ended(handle.__actor__.name)
+        await _end_children(ended)
 
     def num_restarts(self, handle: ActorHandle) -> int:
         """Return how often an actor has been started again; 0 once it has ended for good.
@@ -567,24 +566,21 @@ class Actors:
 
     def _child_for(self, spec: ActorSpec) -> Children:
         command = child_python("aiorl.actors.process")
+        peer = b""  # of the process that runs now
 
         def connect(slot: int) -> socket.socket:
-            self._peers[spec.name], connection = self._children_endpoint.connect()
+            nonlocal peer
+            peer, connection = self._children_endpoint.connect()
             return connection
 
         # many actors share a host, but the user's own numbers hold
         threads = {name: os.environ.get(name, number) for name, number in ONE_THREAD.items()}
 
         def on_event(event: ChildEvent) -> None:
-            match event:
-                case ChildRestarting(_, status):
-                    self._process_ended(spec.name)
-                    reason = f"its process ended with {status_text(status)}"
-                    self._session.lose_place(spec.place, reason)
-                case ChildGaveUp(_, status):
-                    self._process_ended(spec.name)
-                    reason = f"its process ended with {status_text(status)}"
-                    self._session.lose_place(spec.place, reason)
+            if isinstance(event, ChildRestarting | ChildGaveUp):
+                reason = f"its process ended with {status_text(event.status)}"
+                self._session.lose_place(spec.place, reason)
+                if isinstance(event, ChildGaveUp):
                     self._session.end(spec.name, reason)
             self._flush()
 
@@ -595,6 +591,7 @@ class Actors:
             on_event=on_event,
             environment={**threads, **python_path(), RELAY: "", WORKER_ID: spec.place},
             connect=connect,
+            disconnect=lambda slot: self._children_endpoint.forget(peer),
         )
 
     # Inside: messages
@@ -656,19 +653,12 @@ class Actors:
                 continue
             started.children.poll()
             if started.children.is_over:
-                self._process_ended(name)
                 self._session.end(name, "its process has ended")
                 self._flush()
                 self._actors.pop(name, None)
         for children in self._ending:
             children.poll()
         self._ending = [children for children in self._ending if not children.is_over]
-
-    def _process_ended(self, name: str) -> None:
-        """Take the last messages of an actor's process, which has ended."""
-        peer = self._peers.pop(name, None)
-        if peer is not None:
-            self._children_endpoint.forget(peer)
 
     def _flush(self) -> None:
         """Handle the session's events, then send its messages."""
@@ -738,17 +728,16 @@ class Actors:
         self._flush()
 
 
-def _network_endpoint(bind: str, keys: Path | str | None, *, insecure: bool) -> LearnerEndpoint:
-    # most programs have no actors on other hosts, and start sooner without ZeroMQ
+def _loaded(keys: Path | str) -> LearnerKeys:
     from aiorl.net.transport.security import load_learner_keys
+
+    return load_learner_keys(keys)
+
+
+def _network_endpoint(bind: str, keys: LearnerKeys | None, *, insecure: bool) -> LearnerEndpoint:
     from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 
-    return ZmqLearnerEndpoint(
-        bind,
-        keys=None if keys is None else load_learner_keys(keys),
-        insecure=insecure,
-        limits=ENDPOINT_LIMITS,
-    )
+    return ZmqLearnerEndpoint(bind, keys=keys, insecure=insecure, limits=ENDPOINT_LIMITS)
 
 
 def new_name(path: str) -> str:

@@ -275,6 +275,7 @@ class Children:
         environment: Mapping[str, str] | None = None,
         has_worked: Callable[[int], bool] = lambda slot: True,
         connect: Callable[[int], socket.socket] | None = None,
+        disconnect: Callable[[int], None] = lambda slot: None,
     ) -> None:
         """Prepare without starting any child yet.
 
@@ -288,6 +289,7 @@ class Children:
             has_worked: slot -> False if its ended child has done no useful work.
             connect: slot -> socket that the next child of the slot inherits, whose descriptor is
                 the last argument of its command; called before each start, closed here after it.
+            disconnect: called with the slot of a child that has ended, before any event of its end.
         """
         self._command = command
         self._on_event = on_event
@@ -295,6 +297,7 @@ class Children:
         self._environment = environment or {}
         self._has_worked = has_worked
         self._connect = connect
+        self._disconnect = disconnect
         self._max_restarts = max_restarts
         self._children = {slot: _Child(Restarts(max_restarts)) for slot in slots}
         self._is_stopping = False
@@ -359,6 +362,7 @@ class Children:
                 child.process.stdin.close()
                 child.process = None
                 child.status = status
+                self._disconnect(slot)
                 self._plan_restart(slot, child)
             elif child.due is not None and time.monotonic() >= child.due:
                 self._start_again(slot, child)

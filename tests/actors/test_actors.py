@@ -23,7 +23,14 @@ from actor_things import Counter, double, make_counter, make_never
 
 from aiorl.actors.hub import Actors
 from aiorl.config.code import import_object
-from aiorl.errors import ActorError, ActorLost, ConfigError, RemoteError, UnsendableError
+from aiorl.errors import (
+    ActorError,
+    ActorLost,
+    ConfigError,
+    RemoteError,
+    SecurityError,
+    UnsendableError,
+)
 from aiorl.process.children import RUN_IS_OVER, STOPPED
 from aiorl.process.tasks import new_event_loop
 
@@ -508,6 +515,11 @@ def test_no_process_outlives_a_start_or_stop_that_is_cancelled(
 
 def runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_keys_that_can_not_be_used_are_an_error_also_where_no_one_can_join(tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match="missing"):
+        Actors(keys=tmp_path / "missing")
 
 
 def test_a_fork_that_outlives_its_actor_holds_no_descriptor_of_the_hub() -> None:

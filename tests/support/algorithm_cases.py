@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
 
@@ -214,13 +213,6 @@ def gradients_of(learner: Any, *, xla: Any = "eager") -> Any:
     """Return what computes gradients at the weights of a learner, as its workers do."""
     experience: Any = experience_of(algorithm_class(learner.config.algo), learner.config)
     return experience.gradients(learner.model, learner.update_plan, xla=xla)
-
-
-def slow_for(names: Iterable[str], *slow: str) -> list[Any]:
-    """Return names of algorithms; slow tests have those that make an update which is another's, or
-    nearly.
-    """
-    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
 def equal(x: dict[str, Any], y: dict[str, Any]) -> bool:

@@ -103,13 +103,13 @@ class ChildrenEndpoint:
         """Take the last messages of a process that has ended, and close its connection, which forks
         of the process may hold open; this is not reported.
         """
-        stream = self._streams.get(peer)
+        stream = self._streams.pop(peer, None)
         if stream is None:
             return
         for _ in range(_LAST_READS):
-            stream.read()
+            if not stream.read():
+                break
         stream.close()
-        self._streams.pop(peer, None)
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._streams
@@ -200,8 +200,10 @@ class ChildrenEndpoint:
         self.on_message(peer, message.frames, "")
 
     def _ended(self, peer: bytes, reason: str) -> None:
-        self._streams.pop(peer).close()
-        self._tell(EventKind.DISCONNECTED, peer, reason)
+        stream = self._streams.pop(peer, None)
+        if stream is not None:  # `forget` reports nothing
+            stream.close()
+            self._tell(EventKind.DISCONNECTED, peer, reason)
 
     def _part(self, peer: bytes, reason: str) -> None:
         if peer in self._parting:

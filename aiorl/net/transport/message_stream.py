@@ -200,27 +200,30 @@ class MessageStream:
         """Wait until no message waits."""
         await self._is_sent.wait()
 
-    def read(self) -> None:
-        """Read what has arrived, within bounds, and deliver the messages that are complete."""
+    def read(self) -> bool:
+        """Read what has arrived, within bounds, and deliver the messages that are complete; return
+        whether more may have arrived.
+        """
         for _ in range(_READS_PER_TURN):
             room = self._reader.room
             if not self._is_reading or not room:  # a callback has failed: deliver the others first
-                return
+                return False
             try:
                 count = self._connection.recv_into(room)
             except BlockingIOError:
-                return
+                return False
             except OSError as error:
                 self._end(f"its connection ended ({error.strerror})")
-                return
+                return False
             if not count:
                 self._end("its connection ended")
-                return
+                return False
             is_drained = count < len(room)
             self._reader.add(count)
             self._deliver()
             if is_drained:
-                return
+                return False
+        return True
 
     def stop_reading(self) -> None:
         """Ignore all that arrives from now on."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from algorithm_cases import OF_FRAGMENTS, WITH_REPLAY, Case, equal, slow_for
+from algorithm_cases import OF_FRAGMENTS, WITH_REPLAY, Case, equal
 from gymnasium import spaces
 
 from aiorl.acting.acting_graph import ActingGraph
@@ -45,9 +45,7 @@ def cases() -> dict[str, Case]:
 
 
 @pytest.mark.rest_slow
-@pytest.mark.parametrize(
-    "name", slow_for(ALGORITHMS, "a2c", "a3c", "apex", "bc", "cql", "marwil", "pg")
-)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: str) -> None:
     case = Case(name, eager=False, xla="off", lr_schedule=[[0, 1e-2], [100, 1e-3]])
     before = case.learner.get_state()
@@ -70,9 +68,7 @@ def test_warming_up_changes_nothing_and_all_batches_share_one_compilation(name: 
 
 
 @pytest.mark.rest_slow
-@pytest.mark.parametrize(
-    "name", slow_for(ALGORITHMS, "a2c", "a3c", "apex", "bc", "cql", "pg", "td3")
-)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_resumed_run_continues_like_an_uninterrupted_one(name: str) -> None:
     """G5; random numbers, optimisers, targets, coefficients and stored experience are restored,
     too.
@@ -206,7 +202,7 @@ def test_too_many_skipped_updates_in_a_row_end_training(
 
 
 @pytest.mark.rest_slow
-@pytest.mark.parametrize("name", slow_for(WITH_REPLAY, "apex", "cql"))
+@pytest.mark.parametrize("name", WITH_REPLAY)
 def test_a_non_finite_update_leaves_weights_targets_and_optimisers_unchanged(name: str) -> None:
     case = Case(name, lr=1e38, target_update_freq=1, learning_starts=16)
     case.train(0)
@@ -219,7 +215,7 @@ def test_a_non_finite_update_leaves_weights_targets_and_optimisers_unchanged(nam
 
 
 @pytest.mark.rest_slow
-@pytest.mark.parametrize("name", slow_for(OF_FRAGMENTS, "a3c", "pg"))
+@pytest.mark.parametrize("name", OF_FRAGMENTS)
 def test_rows_that_are_not_transitions_teach_nothing_whatever_they_contain(
     name: str, case: Case
 ) -> None:

@@ -22,8 +22,8 @@ from algorithm_cases import (
     lease_plan_of,
     plan_of,
     shapes_written,
-    slow_for,
 )
+from costs import by_cost
 
 from aiorl.acting.filters import MeanStdFilter
 from aiorl.data import columns as c
@@ -496,7 +496,9 @@ def users_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("users_models")
-@pytest.mark.parametrize("name", slow_for(["dqn", "sac", "cql", "iql", "td3"], "cql", "iql", "td3"))
+@pytest.mark.parametrize(
+    "name", by_cost(["dqn", "sac", "cql", "iql", "td3"], quick=("dqn", "sac"), nightly=())
+)
 def test_features_of_a_custom_model_are_trained_exported_and_used_for_acting(name: str) -> None:
     model = {"custom_model": "users_models:normalised", "width": 5, "fcnet_hiddens": [7]}
     more = {"dqn": {"num_atoms": 11, "dueling_hiddens": [4]}, "td3": {"policy_delay": 1}}.get(

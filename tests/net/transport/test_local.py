@@ -37,8 +37,8 @@ def _leave_behind(path):
 
 
 @contextlib.contextmanager
-def _impostor(port=None):
-    port = port or int(free_address().rpartition(":")[2])
+def _impostor():
+    port = int(free_address().rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)) as listener:
         listener.settimeout(0.5)
         yield listener

@@ -153,6 +153,17 @@ async def test_the_last_messages_of_a_process_arrive_although_its_fork_keeps_the
         assert not connection.recv(1)
 
 
+async def test_the_end_of_a_process_that_its_owner_knows_is_not_reported_again(stage):
+    parent = stage.started(ChildrenEndpoint(LIMITS))
+    peer, connection = parent.endpoint.connect()
+    connection.sendall(await bytes_of([(False, [b"last"])]))
+    connection.close()
+    parent.endpoint.forget(peer)
+    assert [frames for _, frames, _ in parent.messages] == [[b"last"]]
+    await asyncio.sleep(0)
+    assert parent.kinds() == [EventKind.CONNECTED]
+
+
 async def test_messages_before_a_bad_one_are_delivered(stage):
     parent = stage.started(ChildrenEndpoint(LIMITS))
     _, connection = parent.endpoint.connect()
@@ -168,9 +179,12 @@ async def test_an_error_of_a_callback_concerns_one_message():
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
     arrived = []
+    have_arrived = asyncio.Event()
 
     def receive(message):
         arrived.append(int(message.frames[0]))
+        if len(arrived) == 6:
+            have_arrived.set()
         if arrived[-1] % 2:
             raise ValueError(arrived[-1])
 
@@ -178,9 +192,7 @@ async def test_an_error_of_a_callback_concerns_one_message():
     with theirs:
         stream = MessageStream(ours, LIMITS, on_message=receive, on_end=print)
         theirs.sendall(await bytes_of([(False, [b"%d" % number]) for number in range(6)]))
-        async with asyncio.timeout(10):
-            while len(arrived) < 6:
-                await asyncio.sleep(0)
+        await asyncio.wait_for(have_arrived.wait(), 10)
         stream.close()
     assert arrived == list(range(6))
     assert [type(error) for error in errors] == [ValueError] * 3
