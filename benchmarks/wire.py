@@ -24,7 +24,6 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from aiorl.data.arrays import allocate_together
 from aiorl.net.protocol import events as ev
 from aiorl.net.protocol.learner_session import LearnerSession
 from aiorl.net.protocol.pacing import Pacing
@@ -35,6 +34,7 @@ from aiorl.net.transport.zmq_worker import ZmqWorkerEndpoint
 from aiorl.net.wire import messages as m
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
+from aiorl.sampling.table import allocate_together
 from benchmarks.measure import SINGLE_THREADED, alternate, run_fresh
 from benchmarks.result import Figure
 

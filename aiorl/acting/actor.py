@@ -21,8 +21,7 @@ from aiorl.acting.policy import Policy, check_policy_input
 from aiorl.acting.preprocessors import Preprocessor
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout
-from aiorl.data.arrays import all_finite
-from aiorl.data.columns import I64, Array
+from aiorl.data.columns import I64, Array, all_finite
 from aiorl.errors import BatchError, PolicyError
 from aiorl.process.log_once import report, summarize
 

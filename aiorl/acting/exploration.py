@@ -185,9 +185,12 @@ class Schedule:
 
     A schedule has no state: the value depends only on the step, so a resumed run continues
     correctly.
+
+    Attributes:
+        constant: the value of a schedule that never changes, else None.
     """
 
-    __slots__ = ("_points",)
+    __slots__ = ("_points", "constant")
 
     def __init__(self, points: Points, *, key: str = "schedule") -> None:
         """Use a constant, or points [env step, value] in increasing order of steps.
@@ -214,6 +217,7 @@ class Schedule:
                 f"The env steps of {key} must increase: {steps}.", key=key, value=points
             )
         self._points = pairs
+        self.constant = pairs[0][1] if len(pairs) == 1 else None
 
     def value(self, env_steps: int) -> float:
         """Return the value after ``env_steps`` env steps."""

@@ -21,8 +21,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
-from aiorl.data.arrays import all_finite, discounted_sums
-from aiorl.data.columns import F32, F64, Array, Bools
+from aiorl.acting.postprocess import discounted_sums
+from aiorl.data.columns import F32, F64, Array, Bools, all_finite
 from aiorl.data.obs_layout import LaidOutBox, ObsLayout, layout_of
 from aiorl.errors import BatchError, CheckpointError, ConfigError, UnsendableError, nearest
 

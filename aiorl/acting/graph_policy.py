@@ -572,8 +572,8 @@ class GraphPolicy(Policy):
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         """See `Policy.on_global_var_update`; the timestep of a policy that doesn't learn stays."""
-        if not self._is_fixed:
-            super().on_global_var_update(global_vars)
+        if not self._is_fixed and "timestep" in global_vars:
+            self.global_timestep = int(global_vars["timestep"])
 
     def get_state(self) -> dict[str, Any]:
         """See `Policy.get_state`."""

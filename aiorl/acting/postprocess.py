@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from aiorl.acting.distributions import MASKED_LOGIT
 from aiorl.data import columns as c
-from aiorl.data.arrays import discounted_sums
 from aiorl.data.columns import F32, F64, I64, Array, Bools
 from aiorl.data.fragment import check_n_steps, new_obs
 from aiorl.errors import BatchError
@@ -358,3 +357,31 @@ def n_step_new_obs(arrays: Mapping[str, Array]) -> Array:
 def last_rows(steps: Array) -> I64:
     """Return the row [T, N] in which the steps of each row end."""
     return np.arange(len(steps))[:, None] + steps.astype(np.int64) - 1
+
+
+def discounted_sums(deltas: F64, decay: F64) -> F64:
+    """Return A_t = deltas_t + decay_t A_{t+1} for the columns of [T, N].
+
+    `deltas` may be overwritten.
+    """
+    steps, width = deltas.shape
+    if width == 1:
+        # for Python's own floats, a loop is several times faster than for arrays of length 1
+        running = 0.0
+        sums = []
+        backwards = zip(
+            deltas[::-1, 0].tolist(),
+            decay[::-1, 0].tolist(),
+            strict=True,
+        )
+        for delta, factor in backwards:
+            running = delta + factor * running
+            sums.append(running)
+        return np.array(sums[::-1]).reshape(steps, 1)
+    rows = list(deltas)
+    factors = list(decay)
+    scratch = np.empty(width)
+    for step in range(steps - 2, -1, -1):
+        np.multiply(factors[step], rows[step + 1], out=scratch)
+        np.add(rows[step], scratch, out=rows[step])
+    return deltas

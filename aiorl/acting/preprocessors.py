@@ -18,8 +18,7 @@ from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
 from aiorl.config.code import import_object, named_failures
-from aiorl.data.arrays import NUMBER_KINDS, described_value
-from aiorl.data.columns import Array
+from aiorl.data.columns import NUMBER_KINDS, Array, described_value
 from aiorl.data.gym_spaces import gymnasium_space
 from aiorl.data.obs_layout import (
     ACTION_MASK,

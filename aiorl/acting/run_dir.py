@@ -36,8 +36,7 @@ from aiorl.config.addresses import RUN_FILE as _RUN, run_facts_and_owners, split
 from aiorl.config.files import strangers
 from aiorl.config.layers import CONFIG_FILE, save_config
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import CheckpointError, ConfigError
-from aiorl.process.machine import is_still_at
+from aiorl.errors import ConfigError
 from aiorl.text import is_utf8
 
 _RESULTS_ROOT = "runs"
@@ -196,19 +195,6 @@ class RunDirectory:
         except OSError as error:
             said = f"{self.path / name} can't be written: {error.strerror or error}."
             raise _unusable(self.path, said) from error
-
-    def check_there(self) -> None:
-        """Check that the directory is still the one that was opened.
-
-        Raises:
-            CheckpointError: when it was removed, renamed or replaced.
-        """
-        if not is_still_at(self.lock.descriptor, self.lock.path):
-            reason = (
-                "the run directory was removed, renamed or replaced while the run continued;"
-                " nothing more can be saved"
-            )
-            raise CheckpointError(self.path, reason)
 
     def _prepare(self) -> None:
         """Create missing directories, and check that no link leads a writer elsewhere."""

@@ -13,9 +13,8 @@ import numpy as np
 
 from aiorl.acting.policy_map import PolicyMap
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch, columns_of
 from aiorl.data.columns import DEFAULT_POLICY_ID, F32, F64, Array
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, columns_of
 from aiorl.errors import ConfigError
 from aiorl.process.log_once import log_once, report
 

@@ -32,7 +32,6 @@ from aiorl.compat.metrics import averages
 from aiorl.compat.remote import put
 from aiorl.compat.worker_set import WorkerSet, make_workers
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch, concat_batches, rows_by_policy
 from aiorl.data.columns import (
     BATCH_INDEXES,
     DEFAULT_POLICY_ID,
@@ -41,7 +40,13 @@ from aiorl.data.columns import (
     ColumnSpec,
     Dtype,
 )
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import (
+    Batch,
+    MultiAgentBatch,
+    SampleBatch,
+    concat_batches,
+    rows_by_policy,
+)
 from aiorl.errors import ActorLost, BatchError, ConfigError, PolicyError
 from aiorl.learning.replay.priorities import Prioritised
 from aiorl.learning.replay.replay import Replay

@@ -29,9 +29,9 @@ from aiorl.compat.arguments import worker_settings
 from aiorl.compat.saved_state import SavedState, dump_state, load_state
 from aiorl.config.code import import_object
 from aiorl.config.worker import WorkerConfig
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.metrics import RolloutMetrics
+from aiorl.data.sample_batch import Batch
 from aiorl.env.registry import EnvSource
 from aiorl.errors import ConfigError
 from aiorl.offline.estimators import OffPolicyEstimate, OffPolicyEstimator

@@ -1,4 +1,4 @@
-"""Names and shapes of the columns of batches, fragments and gradients; the default policy.
+"""Columns of batches, fragments and gradients: their names, shapes and numbers; the default policy.
 
 Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, ...]``, batches
 ``[B, ...]``.
@@ -6,15 +6,16 @@ Conventions: T steps, N environments, B rows. Fragments are time-major ``[T, N, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.errors import BatchError
+from aiorl.text import shortened
 
 DEFAULT_POLICY_ID = "default_policy"
 """Id of the only policy, unless policies are configured."""
@@ -126,6 +127,8 @@ F64 = NDArray[np.float64]
 """Numbers of any shape that are summed over many rows."""
 I64 = NDArray[np.int64]
 """Indices or whole numbers of any shape."""
+NUMBER_KINDS = frozenset("biuf")
+"""Kinds of NumPy's dtypes that are numbers: truth values, integers and floats."""
 Dtype = Literal["float32", "int32", "uint8"]
 """Dtype of a column in an update."""
 Piece = tuple[str, int, Array]
@@ -154,7 +157,7 @@ class ColumnSpec:
     @property
     def width(self) -> int:
         """Elements of one row."""
-        return prod(self.shape)
+        return math.prod(self.shape)
 
     def check(self, array: Array, leading: tuple[int, ...]) -> None:
         """Raise BatchError unless an array ``[*leading, *shape]`` can be used for this column."""
@@ -223,3 +226,29 @@ def gradients_in(columns: Columns) -> dict[str, F32]:
         for name, array in columns.items()
         if name.startswith(GRADIENT_OF)
     }
+
+
+_FEW = 16
+"""Number of values up to which Python checks them faster than NumPy."""
+
+
+def all_finite(numbers: Array) -> bool:
+    """Return whether all floats of an array are finite."""
+    size = numbers.size
+    if size <= _FEW and numbers.itemsize <= 8 and math.isfinite(sum(numbers.ravel().tolist())):
+        return True  # otherwise there is a NaN or an infinity, or the sum has overflowed
+    num_finite = int(np.count_nonzero(np.isfinite(numbers)))
+    return num_finite == size
+
+
+def first_not_finite(columns: Columns) -> str:
+    """Return the first column of floats with a NaN or an infinity; "" if there is none."""
+    for name, array in columns.items():
+        if array.dtype.kind == "f" and not all_finite(array):
+            return name
+    return ""
+
+
+def described_value(value: Any) -> str:
+    """Return a value that is no array of numbers as text for messages, with its type."""
+    return f"{shortened(repr(value), 100)} ({type(value).__name__})"

@@ -15,8 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import all_finite
-from aiorl.data.columns import Array, Bools, Columns, ColumnSpec
+from aiorl.data.columns import Array, Bools, Columns, ColumnSpec, all_finite
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError
 
@@ -145,6 +144,15 @@ class Fragment:
     def new_obs(self) -> Array:
         """Return the observation after each row, ``[T, N, ...]``; see `new_obs`."""
         return new_obs({**self.columns, **self.extras})
+
+    def training_arrays(self) -> dict[str, Array]:
+        """Return what to learn from: the columns ``[T, N, ...]`` and the extras, with
+        SCALED_REWARDS, if there are any, as REWARDS.
+        """
+        arrays = {**self.columns, **self.extras}
+        if c.SCALED_REWARDS in arrays:
+            arrays[c.REWARDS] = arrays.pop(c.SCALED_REWARDS)
+        return arrays
 
     def to_sample_batch(self) -> SampleBatch:
         """Return rows ``[B, ...]``, environment after environment, without the rows that are not

@@ -56,13 +56,6 @@ def to_training_arrays(
         else to_sequences(rows, plan, sequence_length)
     )
     if replaces:
-        return with_scaled_rewards(columns)
-    return columns
-
-
-def with_scaled_rewards(columns: dict[str, Array]) -> dict[str, Array]:
-    """Return the columns with SCALED_REWARDS, if there are any, as REWARDS."""
-    if c.SCALED_REWARDS in columns:
         columns[c.REWARDS] = columns.pop(c.SCALED_REWARDS)
     return columns
 

@@ -499,3 +499,68 @@ class MultiAgentBatch:
 
     def __repr__(self) -> str:
         return f"MultiAgentBatch({self.count} env steps, {self.policy_batches})"
+
+
+Batch = SampleBatch | MultiAgentBatch
+
+
+def concat_batches(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of all batches in the order given; a single batch is returned itself.
+
+    If plain and multi-agent batches are mixed, the plain ones are rows of the default policy. Such
+    mixtures come from callbacks and files; all batches of a sampler are of one type.
+
+    Args:
+        batches: at least one.
+
+    Raises:
+        ValueError: there are no batches.
+        BatchError: batches of one policy have different columns (also a ValueError).
+    """
+    if not batches:
+        raise ValueError("there are no batches to concatenate")
+    if len(batches) == 1:
+        return batches[0]
+    plain = [batch for batch in batches if isinstance(batch, SampleBatch)]
+    if len(plain) == len(batches):
+        return SampleBatch.concat(plain)
+    return MultiAgentBatch.concat(list(map(_as_multi_agent, batches)))
+
+
+def _as_multi_agent(batch: Batch) -> MultiAgentBatch:
+    if isinstance(batch, MultiAgentBatch):
+        return batch
+    return MultiAgentBatch({DEFAULT_POLICY_ID: batch}, batch.env_steps)
+
+
+def columns_of(batch: Batch) -> Mapping[str, Any]:
+    """Return the columns of a plain batch by name, or each policy's columns of a multi-agent batch
+    by policy id.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        return batch.policy_batches
+    return batch
+
+
+def rows_by_policy(batch: Batch) -> Mapping[str, SampleBatch]:
+    """Return policy id -> its rows, [B, ...] each; those of a plain batch are of the default
+    policy.
+    """
+    if isinstance(batch, MultiAgentBatch):
+        return batch.policy_batches
+    return {DEFAULT_POLICY_ID: batch}
+
+
+def compressed(batch: Batch, *, is_bulk: bool) -> Batch:
+    """Return a copy of a batch with compressed observations; the original does not change."""
+    packed: Batch
+    if isinstance(batch, SampleBatch):
+        packed = batch.slice(0, batch.count)
+        packed.env_steps = batch.env_steps
+    else:
+        views = {
+            policy_id: rows.slice(0, rows.count) for policy_id, rows in batch.policy_batches.items()
+        }
+        packed = MultiAgentBatch(views, batch.count)
+    packed.compress("bulk" if is_bulk else "rows")
+    return packed

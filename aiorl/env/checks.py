@@ -15,8 +15,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from aiorl.data.actions import ActionLayout
-from aiorl.data.arrays import NUMBER_KINDS, all_finite, described_value
-from aiorl.data.columns import Array, Bools
+from aiorl.data.columns import NUMBER_KINDS, Array, Bools, all_finite, described_value
 from aiorl.data.spaces import SIMPLE_KINDS
 from aiorl.errors import (
     BadObservationError,

@@ -475,7 +475,10 @@ class Update:
 
     def knobs_at(self, env_steps_total: int) -> dict[str, float]:
         """Return all knobs after `env_steps_total` env steps."""
-        values = {name: knob.value(env_steps_total) for name, knob in self.knobs.items()}
+        values = {
+            name: knob.value(env_steps_total) if knob.constant is None else knob.constant
+            for name, knob in self.knobs.items()
+        }
         for adaptation in self.adaptations:
             values.update(adaptation.knobs())
         return values

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import Array, Columns, ColumnSpec
+from aiorl.data.columns import Array, Columns, ColumnSpec, first_not_finite
 from aiorl.data.fragment import check_fragment, new_obs, refuse_others
 from aiorl.errors import BatchError
 from aiorl.learning.algorithm import Batch

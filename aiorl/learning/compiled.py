@@ -216,7 +216,8 @@ class CallResult:
 
     Attributes:
         metrics: means of the metrics over the minibatches in which they were measured, with
-            "num_sgd_steps"; metrics that were never measured are missing, see `Loop.means`.
+            "num_sgd_steps"; metrics that were never measured are missing. Without any minibatch, all
+            known ones are 0.
         is_kept: False if the update was skipped because a number was not finite; all variables are
             then unchanged.
         written: [K, M, ...] by name, columns to write back to where the minibatches were drawn.
@@ -314,11 +315,12 @@ class CompiledUpdate:
         rows = None if order is None else tf.convert_to_tensor(order)
         limit = tf.convert_to_tensor(np.int32(max_steps))
         figures, *written = self._function(len(first), (tensors, values, rows, limit))
-        is_kept, num_steps, last_epoch, *totals = figures.tolist()
-        pairs = zip(totals[::2], totals[1::2], strict=True)
-        metrics = self._loop.means(pairs, int(num_steps), last_epoch, max_steps)
-        names = self._loop.write_back
-        return CallResult(metrics, bool(is_kept), dict(zip(names, written, strict=True)))
+        is_kept, *measured = figures.tolist()
+        return CallResult(
+            metrics=self._metrics(*measured, max_steps=max_steps),
+            is_kept=bool(is_kept),
+            written=dict(zip(self._loop.write_back, written, strict=True)),
+        )
 
     def _run(
         self,
@@ -338,6 +340,29 @@ class CompiledUpdate:
             axis=0,
         )
         return [figures, *result.written.values()]
+
+    def _metrics(
+        self, num_steps: float, last_epoch: float, *totals: float, max_steps: int
+    ) -> dict[str, float]:
+        """Return the metrics of a `CallResult`.
+
+        Args:
+            num_steps: minibatches made.
+            last_epoch: sum of a metric over the last epoch.
+            totals: sum and number of each metric, one after the other.
+            max_steps: maximum number of minibatches.
+        """
+        loop = self._loop
+        measured = zip(loop.table.names, totals[::2], totals[1::2], strict=False)
+        metrics = {
+            name: total / max(count, 1) for name, total, count in measured if count or not num_steps
+        }
+        metrics["num_sgd_steps"] = num_steps
+        if loop.last_epoch_of and num_steps:
+            per_epoch = max(max_steps // loop.num_epochs, 1)
+            num_in_last = (int(num_steps) - 1) % per_epoch + 1
+            metrics[f"{loop.last_epoch_of}_last_epoch"] = last_epoch / num_in_last
+        return metrics
 
 
 def keras_optimizer(

@@ -12,8 +12,7 @@ import numpy as np
 from aiorl.acting.exploration import Schedule
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data import columns as c
-from aiorl.data.arrays import first_not_finite
-from aiorl.data.columns import Array, Columns, ColumnSpec, Piece
+from aiorl.data.columns import Array, Columns, ColumnSpec, Piece, first_not_finite
 from aiorl.data.fragment import SamplePlan, refuse_others
 from aiorl.errors import BatchError, ConfigError
 from aiorl.learning.algorithm import Batch, Feed, Round

@@ -645,28 +645,6 @@ class Loop:
         value = found_metric(metrics, self.last_epoch_of, "last_epoch_of")[0]
         return value + tf.where(is_first, 0.0, total)
 
-    def means(self, totals: Any, num_steps: int, last_epoch: float, limit: int) -> dict[str, float]:
-        """Return metrics by name from the fetched numbers of a `LoopResult`: means over the times
-        that they were measured; those that were not are missing. Without any minibatch, all known
-        ones are 0.
-
-        Args:
-            totals: pairs of a metric's sum and number.
-            num_steps: minibatches made.
-            last_epoch: sum of a metric over the last epoch.
-            limit: maximum number of minibatches of the call.
-        """
-        pairs = zip(self.table.names, totals, strict=False)
-        metrics = {
-            name: total / max(count, 1) for name, (total, count) in pairs if count or not num_steps
-        }
-        metrics["num_sgd_steps"] = float(num_steps)
-        if self.last_epoch_of and num_steps:
-            per_epoch = max(limit // self.num_epochs, 1)
-            in_last = (num_steps - 1) % per_epoch + 1
-            metrics[f"{self.last_epoch_of}_last_epoch"] = last_epoch / in_last
-        return metrics
-
 
 class Minibatches(NamedTuple):
     """Step for the minibatches of an epoch; see `minibatches`."""

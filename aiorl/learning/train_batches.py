@@ -19,7 +19,6 @@ import numpy as np
 
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data import columns as c
-from aiorl.data.arrays import first_not_finite
 from aiorl.data.columns import (
     CULPRIT,
     GRADIENT_OF,
@@ -28,6 +27,7 @@ from aiorl.data.columns import (
     NUM_ROWS,
     Array,
     Columns,
+    first_not_finite,
     num_rows,
 )
 from aiorl.data.fragment import SamplePlan

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.text import one_line
 

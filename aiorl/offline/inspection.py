@@ -9,9 +9,8 @@ import numpy as np
 
 from aiorl.data import columns as c
 from aiorl.data.actions import Space
-from aiorl.data.arrays import rows_by_policy
 from aiorl.data.columns import DEFAULT_POLICY_ID, Array
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.column_names import missing_columns
 from aiorl.offline.episodes import ended, trajectories

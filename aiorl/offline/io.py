@@ -11,9 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiorl.data.arrays import Batch, concat_batches, rows_by_policy
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import (
+    Batch,
+    MultiAgentBatch,
+    SampleBatch,
+    concat_batches,
+    rows_by_policy,
+)
 from aiorl.errors import ConfigError
 
 

@@ -45,9 +45,8 @@ import orjson
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import Array
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
 from aiorl.offline.files import create, open_unpacked, packed

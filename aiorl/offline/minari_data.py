@@ -23,9 +23,8 @@ from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.files import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, Space
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import Array
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
 from aiorl.offline.files import EXTRA

@@ -25,9 +25,8 @@ import orjson
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import Array
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
 from aiorl.offline.files import EXTRA, create, is_uri, open_plain, readable

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch, rows_by_policy
 from aiorl.data.columns import F64
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import AiorlError, BatchError, ConfigError, DataError, EndOfData
 from aiorl.offline.episodes import ended, trajectories
 from aiorl.offline.files import file_name

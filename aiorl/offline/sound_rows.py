@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch, rows_by_policy
 from aiorl.data.columns import I64, Bools
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
 from aiorl.offline.stored_columns import FLAGS, WHOLE_NUMBERS, complete

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
+from aiorl.data.sample_batch import Batch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline.files import in_directory, is_uri, make_directory
 from aiorl.offline.formats import BatchFile, WriteOptions

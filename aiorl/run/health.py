@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from aiorl.config.parts import SamplePart
 from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.run.ports import Tell
 
@@ -31,6 +32,9 @@ _NUM_EPISODES = 20
 """Episodes after which a mean return is judged."""
 _SHOWN_AGAIN = 20
 """Results that repeat the warning of a destructive update."""
+_MANY_STEPS = 3000
+"""Env steps per environment after which a quarter of the environments should have finished an
+episode."""
 
 
 @dataclass(slots=True)
@@ -56,13 +60,14 @@ class Health:
             returns are unknown, so that their success can't be judged.
     """
 
-    def __init__(self, tell: Tell, courses: dict[str, list[float]]) -> None:
+    def __init__(self, tell: Tell, courses: dict[str, list[float]], sample: SamplePart) -> None:
         """Begin without a result.
 
         Args:
             tell: called with (text, logging level) of news for the user.
             courses: name of each learner -> its first and best mean return, which are continued
                 and saved with the run.
+            sample: number of environments, and whether their episodes are sure to end.
         """
         self.knows_start = True
         self._tell = tell
@@ -70,6 +75,8 @@ class Health:
         self._courses: dict[str, _Course] = {}
         self._troubles: set[tuple[str, str]] = set()
         self._num_skipped = 0.0
+        self._num_envs = sample.num_envs
+        self._may_ask_for_horizon = not sample.has_horizon
 
     def look(
         self, result: Mapping[str, Any], action_spaces: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -123,6 +130,24 @@ class Health:
                 self._warn_once(learner, "kl", text)
         warnings += self._skipped_updates(result)
         return {**health, "num_warnings": len(warnings), "warnings": warnings}
+
+    def look_at_episodes(self, env_steps: int, num_episodes: int) -> None:
+        """Warn once if hardly any episode ends and no horizon is set.
+
+        Args:
+            env_steps: env steps sampled so far.
+            num_episodes: episodes that have finished so far.
+        """
+        if not self._may_ask_for_horizon or env_steps < _MANY_STEPS * self._num_envs:
+            return
+        self._may_ask_for_horizon = False
+        if 4 * num_episodes < self._num_envs:
+            self._tell(
+                f"only {num_episodes} episodes ended in {env_steps:,} env steps. If episodes may"
+                " never end, set horizon, the number of steps after which they are cut:"
+                " --horizon 1000",
+                logging.WARNING,
+            )
 
     def _has_no_entropy(self, course: _Course, share: float) -> bool:
         """Return whether a policy has had no entropy for some results."""

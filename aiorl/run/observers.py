@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.parts import FilesPart
-from aiorl.errors import ConfigError, nearest
+from aiorl.errors import CheckpointError, ConfigError, nearest
+from aiorl.process.machine import is_still_at
 from aiorl.run.ports import TrainingView
 from aiorl.run.report.loggers import BackgroundLogger, Loggers, make_loggers, open_loggers
 from aiorl.run.restoring import RunState
@@ -266,7 +267,7 @@ class RunFiles(Observer):
         Raises:
             CheckpointError: the directory is gone.
         """
-        self._directory.check_there()
+        self._check_directory()
         for loggers in self._loggers:
             loggers.write(result)
 
@@ -281,10 +282,24 @@ class RunFiles(Observer):
         Raises:
             CheckpointError: the directory is gone.
         """
-        self._directory.check_there()
+        self._check_directory()
         self.flush()
 
     def close(self) -> None:
         """Close the files and the ports."""
         for part in [*self._loggers, self.ports]:
             part.close()
+
+    def _check_directory(self) -> None:
+        """Check that the directory is still the one that was opened.
+
+        Raises:
+            CheckpointError: it was removed, renamed or replaced.
+        """
+        lock = self._directory.lock
+        if not is_still_at(lock.descriptor, lock.path):
+            reason = (
+                "the run directory was removed, renamed or replaced while the run continued;"
+                " nothing more can be saved"
+            )
+            raise CheckpointError(self._directory.path, reason)

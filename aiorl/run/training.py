@@ -26,7 +26,7 @@ from typing import Any
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.code import named_failures
-from aiorl.config.parts import RunParts
+from aiorl.config.parts import ReportPart, RunParts
 from aiorl.errors import ConfigError
 from aiorl.learning.tf_runtime import compilation_cache, prepare_environment
 from aiorl.net.protocol.ledger import Ledger
@@ -36,18 +36,82 @@ from aiorl.run.core import LearnerCore
 from aiorl.run.counters import Counters
 from aiorl.run.end import End, Ended
 from aiorl.run.health import Health
-from aiorl.run.iteration import Iteration
 from aiorl.run.observers import Observer
 from aiorl.run.policy_changes import change_policies, for_snapshot, take_planned
 from aiorl.run.policy_group import UpdateDone
 from aiorl.run.ports import Play, Tell, TrainingView
-from aiorl.run.report.results import Progress, Results
+from aiorl.run.report.results import Progress, Results, SystemUsage
 from aiorl.run.restoring import RunState
 from aiorl.run.saving import Saver
 from aiorl.run.source import Source
 from aiorl.sampling.callbacks import DefaultCallbacks
 
 logger = logging.getLogger(__name__)
+
+_PACE_S = 1.0
+_PACE_SHARE = 0.02
+_LATE_SHARE = 1 / 3600
+"""Shares of the age of a run: an iteration takes the first up to `_PACE_S`, and at least the second,
+which is more after an hour. So a week has 22,000 results, not 600,000."""
+
+
+class Iteration:
+    """Current iteration of a training."""
+
+    def __init__(
+        self,
+        report: ReportPart,
+        counters: Counters,
+        *,
+        is_paced: bool = False,
+        age_s: float = 0.0,
+    ) -> None:
+        """Begin the first iteration.
+
+        Args:
+            report: least length of an iteration, and whether it reports the use of the system.
+            counters: totals of the run.
+            is_paced: end the first iteration after one update, and later ones at intervals that
+                grow with the age of the run: up to a second, and after an hour beyond that.
+            age_s: seconds that the run has been trained before this session.
+        """
+        self._report = report
+        self._counters = counters
+        self._is_paced = self._is_first = is_paced
+        self._first_began = time.monotonic() - age_s
+        self._steps_before = counters.env_steps_trained
+        self._usage = SystemUsage() if report.log_sys_usage else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the next iteration."""
+        self._is_first = self._is_first and not self.has_trained
+        self._began = time.monotonic()
+        self._steps_before = self._counters.env_steps_trained
+
+    def usage(self) -> dict[str, float] | None:
+        """Return the CPU and memory use since the last call; None if the run does not report it."""
+        return None if self._usage is None else self._usage.measure()
+
+    @property
+    def has_trained(self) -> bool:
+        """True once this iteration has trained on any env steps."""
+        return self._counters.env_steps_trained > self._steps_before
+
+    def is_due(self) -> bool:
+        """Return True if it can end: after ``min_iter_time_s`` (or its own pace) and
+        ``timesteps_per_iteration``.
+        """
+        if self._is_first:
+            return self.has_trained
+        now = time.monotonic()
+        min_time_s = self._report.min_iter_time_s
+        if self._is_paced and not min_time_s:
+            age_s = now - self._first_began
+            min_time_s = max(min(_PACE_S, _PACE_SHARE * age_s), _LATE_SHARE * age_s)
+        is_long_enough = now - self._began >= min_time_s
+        env_steps = self._counters.env_steps_trained - self._steps_before
+        return is_long_enough and env_steps >= self._report.timesteps_per_iteration
 
 
 class Training:
@@ -112,11 +176,9 @@ class Training:
             results=results,
             ledger=ledger,
         )
-        self.iteration = Iteration(
-            parts.report, parts.sample, counters, is_paced=not stands_still, age_s=age_s
-        )
+        self.iteration = Iteration(parts.report, counters, is_paced=not stands_still, age_s=age_s)
         self.is_misconfigured = False
-        self._health = Health(tell, results.courses)
+        self._health = Health(tell, results.courses, parts.sample)
         self._save = parts.save
         self._build: Callable[[], Learning] | None = build
         self._observers = observers
@@ -320,8 +382,8 @@ class Training:
         result = self.results.finish_iteration(now, progress, timestamp=time.time())
         result["run_id"] = self.directory.run_id
         result["health"] = self._health.look(result, self._action_spaces())
+        self._health.look_at_episodes(self.counters.env_steps_sampled, self.results.episodes_total)
         self.source.overview.result = result
-        self.iteration.look_at_episodes(self.results.episodes_total)
         self.iteration.begin()
         return result
 

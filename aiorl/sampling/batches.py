@@ -6,8 +6,14 @@ import contextlib
 import math
 from typing import Any
 
-from aiorl.data.arrays import Batch, columns_of, compressed, concat_batches
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import (
+    Batch,
+    MultiAgentBatch,
+    SampleBatch,
+    columns_of,
+    compressed,
+    concat_batches,
+)
 from aiorl.errors import ConfigError, EndOfData
 from aiorl.offline.estimators import ESTIMATORS, OffPolicyEstimator, episode_parts
 from aiorl.offline.io import InputReader, IOContext, OutputWriter, SamplerInput, with_common_columns

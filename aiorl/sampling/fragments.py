@@ -81,7 +81,8 @@ class FragmentBuilder:
         """
         self._policy = policy
         self._plan = plan
-        self._settings = settings
+        self._length = settings.rollout_fragment_length
+        self._reward_limit = settings.reward_limit
         self._clip_watch = clip_watch
         self.tracker = EpisodeTracker(num_envs)
         self._collector = None if settings.is_truncating else EpisodeCollector(num_envs)
@@ -124,7 +125,7 @@ class FragmentBuilder:
         otherwise separate the floats. Observations come last, because the one after the last step
         may be sent, too. A column that need not be kept has a single row.
         """
-        steps = self._settings.rollout_fragment_length
+        steps = self._length
         acts = self._policy.distribution
         each_step = (steps, num_envs)
         float32 = np.dtype(np.float32)
@@ -228,7 +229,7 @@ class FragmentBuilder:
         """
         dones = table.terminateds | table.truncateds
         self.tracker.advance(table.rewards, dones, table.valid)
-        limit = self._settings.reward_limit
+        limit = self._reward_limit
         if limit:
             np.clip(table.rewards, -limit, limit, out=table.rewards)
         columns: dict[str, Array] = {

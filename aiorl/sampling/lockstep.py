@@ -99,7 +99,7 @@ class Lockstep:
         elif not is_discrete:  # the environment may change the array, which is sent
             self._to_env = np.ndarray.copy
         self._begins = env.can_begin and env.num_envs > 1 and is_discrete and spare_cores() > 0
-        self._obs_is_plain = self._preprocessor.is_identity and self.filter.is_identity
+        self._counts_games = env.take_finished_games() is not None
         self._state: list[F32] = policy.initial_state(env.num_envs)
         self._table: LevelTable | None = None
         self._next_obs: Array | None = None
@@ -119,9 +119,11 @@ class Lockstep:
             SamplerDied: ``is_stopped`` was set.
             Exception: ``on_step`` raised it.
         """
+        report("sample_start", self._settings.rollout_fragment_length * self.env.num_envs)
         fragment = None
         while fragment is None:
             fragment = self._builder.add(self._full_table(on_step), self._state)
+        report("sample_end", fragment.columns)
         return fragment
 
     def take_episodes(self) -> EpisodeColumns:
@@ -129,9 +131,9 @@ class Lockstep:
         into episodes.
         """
         episodes = self._builder.tracker.take_finished()
-        games = self.env.take_finished_games()
-        if games is None:
+        if not self._counts_games:
             return episodes
+        games = self.env.take_finished_games() or ()
         return EpisodeColumns.of([RolloutMetrics(game.length, game.reward) for game in games])
 
     def prepare(self) -> LevelTable:
@@ -285,8 +287,15 @@ class Lockstep:
         final_state = [component[step.final_index] for component in state]
         table.finals.append(FinalRows(t, step.final_index, final_obs, final_state))
 
+    @property
+    def _obs_is_plain(self) -> bool:
+        """True if networks get the observations as they are."""
+        return self._preprocessor.is_identity and self.filter.is_identity
+
     def _observed(self, obs: NDArray[Any]) -> NDArray[Any]:
-        return self.filter(self._preprocessor.transform(obs))
+        if not self._preprocessor.is_identity:
+            obs = self._preprocessor.transform(obs)
+        return self.filter(obs)
 
     def _report_observed(
         self, raw_obs: NDArray[Any], obs: NDArray[Any], infos: Mapping[str, Any] | None = None

@@ -114,12 +114,17 @@ class SyncSampler:
         self._died: BaseException | None = None
         self._delayed_error: Exception | None = None
 
-    def get_fragment(self) -> tuple[Fragment, EpisodeColumns] | None:
+    def get_fragment(
+        self, on_turn: Callable[[], None] | None
+    ) -> tuple[Fragment, EpisodeColumns] | None:
         """Return the next fragment and the episodes that ended since the last one; None unless in
         lockstep.
 
         A step that must not be trained on ends lockstep for good: the environments restart and are
         polled turn by turn.
+
+        Args:
+            on_turn: called between two steps, like the attribute of this name and in its place.
 
         Raises:
             Exception: see ``get_data``.
@@ -129,7 +134,7 @@ class SyncSampler:
             if lockstep is None:
                 return None
             try:
-                return lockstep.sample(self.on_turn), lockstep.take_episodes()
+                return lockstep.sample(on_turn), lockstep.take_episodes()
             except TrainingDisabled as error:
                 logger.info("%s, so the environments restart and are polled from now on", error)
                 self.lockstep = None
@@ -147,7 +152,7 @@ class SyncSampler:
                 are returned first. After an error of ``poll``, the next call polls again.
         """
         with self._sampling:
-            sampled = self.get_fragment()
+            sampled = self.get_fragment(self.on_turn)
             if sampled is not None:
                 fragment, episodes = sampled
                 pairs = zip(episodes.lengths.tolist(), episodes.rewards.tolist(), strict=True)

@@ -21,7 +21,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from aiorl.acting.graph_policy import ActRows
 from aiorl.data import columns as c
-from aiorl.data.arrays import allocate_together
 from aiorl.data.columns import F32, I64, Array
 from aiorl.errors import BatchError
 
@@ -35,6 +34,9 @@ a soft reset."""
 _NUMBERS = "biufc"
 DERIVED = (c.ADVANTAGES, c.VALUE_TARGETS, c.BOOTSTRAP_VALUES)
 """Columns of a LevelTable that are computed when it is full."""
+
+ALIGN_BYTES = 8
+"""Each array starts at a multiple of this, counted from the first byte of the first array."""
 
 
 class Table:
@@ -444,3 +446,31 @@ class LevelTable:
             for row, n in enumerate(final.envs.tolist()):
                 obs[place[final.t, n]] = final.obs[row]
         return index, obs
+
+
+def allocate_together(specs: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[Array]:
+    """Return uninitialised C-contiguous arrays in one allocation, in this order, with zeros between
+    them.
+
+    The allocation lives as long as any of them.
+
+    Args:
+        specs: shape and dtype of each array.
+    """
+    places = []
+    gaps = []
+    end = 0
+    for shape, kind in specs:
+        dtype = np.dtype(kind)
+        start = end + -end % ALIGN_BYTES
+        if start != end:
+            gaps.append(slice(end, start))
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        end = start + size
+        places.append((shape, dtype, start))
+    arena = np.empty(end, np.uint8)
+    for gap in gaps:
+        arena[gap] = 0
+    return [np.ndarray(shape, dtype, arena, start) for shape, dtype, start in places]

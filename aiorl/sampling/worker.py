@@ -24,9 +24,8 @@ from aiorl.acting.graph_policy import install_filter
 from aiorl.acting.policy import Policy
 from aiorl.acting.policy_map import PolicyMap, policy_seed
 from aiorl.config import registry
-from aiorl.data.arrays import Batch
-from aiorl.data.fragment import Fragment
-from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
+from aiorl.data.metrics import RolloutMetrics
+from aiorl.data.sample_batch import Batch
 from aiorl.env.base_env import BaseEnv
 from aiorl.env.external_env import ExternalMultiAgentEnv
 from aiorl.env.gym_like import check_seedable
@@ -34,7 +33,7 @@ from aiorl.env.kinds import facts_of
 from aiorl.errors import PolicyError, SamplerDied
 from aiorl.offline.estimators import OffPolicyEstimate
 from aiorl.offline.io import IOContext
-from aiorl.process.log_once import log_once, report
+from aiorl.process.log_once import log_once
 from aiorl.sampling import build
 from aiorl.sampling.async_sampler import AsyncSampler
 from aiorl.sampling.batches import BatchReader
@@ -47,7 +46,6 @@ from aiorl.sampling.policies import (
     policy_specs,
     seed_generators,
 )
-from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import SamplerSetup, WorkerSettings
 
 logger = logging.getLogger(__name__)
@@ -238,23 +236,6 @@ class Worker:
             if self._is_stopped:
                 raise SamplerDied("the worker was stopped; make another one to continue sampling")
             return self.reader.read()
-
-    def sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
-        """Return a fragment and the episodes that ended since the last one; None unless
-        environments step in lockstep.
-
-        Raises:
-            Exception: see ``sample``.
-        """
-        sampler = self.sampler
-        if not (isinstance(sampler, SyncSampler) and sampler.lockstep):
-            return None
-        sampler.on_turn = self.on_turn  # set directly, because it is called on every step
-        report("sample_start", self.reader.rollout_fragment_length)
-        sampled = sampler.get_fragment()
-        if sampled is not None:
-            report("sample_end", sampled[0].columns)
-        return sampled
 
     def get_metrics(self) -> list[RolloutMetrics | OffPolicyEstimate]:
         """Return the episodes that ended since the last call, then the new estimates."""

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.acting.run_lock import RunLock
-from aiorl.errors import CheckpointError, ConfigError
+from aiorl.errors import ConfigError
 from aiorl.learning.algorithms.registry import config_class
 
 
@@ -254,19 +253,3 @@ def test_on_a_file_system_without_locks_the_contents_of_the_file_decide(
     else:
         with pytest.raises(ConfigError, match=message):
             RunLock.acquire(tmp_path)
-
-
-def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_reported(
-    tmp_path: Path,
-) -> None:
-    run_dir = tmp_path / "run"
-    settings = config(run_dir=str(run_dir))
-    with RunDirectory.open(settings) as directory:
-        directory.check_there()
-        shutil.rmtree(run_dir)
-        with pytest.raises(CheckpointError):
-            directory.check_there()
-        with RunDirectory.open(settings) as other:
-            other.check_there()
-            with pytest.raises(CheckpointError):
-                directory.check_there()

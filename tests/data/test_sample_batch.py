@@ -10,9 +10,8 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.data import sample_batch
-from aiorl.data.arrays import concat_batches
 from aiorl.data.columns import DEFAULT_POLICY_ID
-from aiorl.data.sample_batch import MultiAgentBatch, PackedColumn, SampleBatch
+from aiorl.data.sample_batch import MultiAgentBatch, PackedColumn, SampleBatch, concat_batches
 from aiorl.errors import BatchError
 from aiorl.process.log_once import summarize
 

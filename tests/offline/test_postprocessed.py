@@ -15,8 +15,7 @@ from plain_graph import make_graph
 from aiorl.acting.graph_policy import learned_policy_class
 from aiorl.acting.postprocess import n_step_new_obs
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.io import InputReader
 from aiorl.offline.readers import FileReader, PreparedReader, ReaderOptions

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from aiorl import PPOTrainer
+from aiorl.config.parts import RunParts
+from aiorl.config.schema import CommonConfig
 from aiorl.run.health import Health, max_entropy
 
 DISCRETE = {"kind": "Discrete", "n": 4, "start": 0, "dtype": "int64"}
+SAMPLE = RunParts.of(CommonConfig(env="x")).sample
 BOX = {"kind": "Box", "shape": [2], "dtype": "float32", "low": -1.0, "high": 1.0}
 
 
@@ -23,7 +26,7 @@ class Course:
     def __init__(self, returns: dict[str, list[float]] | None = None) -> None:
         self.told: list[str] = []
         self.returns = returns if returns is not None else {}
-        self.health = Health(lambda text, level: self.told.append(text), self.returns)
+        self.health = Health(lambda text, level: self.told.append(text), self.returns, SAMPLE)
         self._episodes = 0
 
     def results(
@@ -103,9 +106,31 @@ def test_skipped_updates_are_named_in_the_results_that_have_them() -> None:
     assert course.told == [], "the user has seen each of them"
 
 
+@pytest.mark.parametrize(
+    ("settings", "episodes", "warns"),
+    [
+        ({}, 3, True),
+        ({}, 4, False),
+        ({"horizon": 500}, 0, False),
+        ({"input": "stored/*.json"}, 0, False),
+    ],
+)
+def test_a_horizon_is_suggested_once_if_hardly_any_episode_ends(
+    settings: dict[str, Any], episodes: int, warns: bool
+) -> None:
+    told: list[str] = []
+    config = CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings)
+    health = Health(lambda text, level: told.append(text), {}, RunParts.of(config).sample)
+    health.look_at_episodes(47_999, episodes)
+    assert told == []
+    for env_steps in (48_000, 60_000):
+        health.look_at_episodes(env_steps, episodes)
+    assert ["--horizon 1000" in text for text in told] == [True] * warns
+
+
 def test_each_of_several_policies_is_judged_by_its_own_returns() -> None:
     told: list[str] = []
-    health = Health(lambda text, level: told.append(text), {})
+    health = Health(lambda text, level: told.append(text), {}, SAMPLE)
     for _ in range(5):
         result = {
             "learner": {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,19 +21,18 @@ from aiorl.acting.checkpoint import find_checkpoint
 from aiorl.acting.run_dir import RunDirectory
 from aiorl.config.parts import RunParts
 from aiorl.config.schema import CommonConfig
-from aiorl.errors import MemoryQuotaError
+from aiorl.errors import CheckpointError, MemoryQuotaError
 from aiorl.keys import make_keys
 from aiorl.net.transport.zmq_learner import ZmqLearnerEndpoint
 from aiorl.process import tasks as tasks_module
 from aiorl.run import run as run_module, training as module
 from aiorl.run.counters import Counters
-from aiorl.run.iteration import Iteration
 from aiorl.run.observers import RunFiles
 from aiorl.run.remote_source import RemoteSource
 from aiorl.run.report.figures import summary_lines
 from aiorl.run.report.loggers import read_results
 from aiorl.run.run import Outcome, Run
-from aiorl.run.training import Training
+from aiorl.run.training import Iteration, Training
 
 ROOT = Path(__file__).parents[2]
 
@@ -314,36 +314,13 @@ def test_a_wait_for_workers_is_reported_with_the_join_command(
     assert "num_workers: 0" in said
 
 
-@pytest.mark.parametrize(
-    ("settings", "episodes", "warns"),
-    [
-        ({}, 3, True),
-        ({}, 4, False),
-        ({"horizon": 500}, 0, False),
-        ({"input": "stored/*.json"}, 0, False),
-    ],
-)
-def test_a_horizon_is_suggested_once_if_hardly_any_episode_ends(
-    caplog: pytest.LogCaptureFixture, settings: dict[str, Any], episodes: int, warns: bool
-) -> None:
-    counters = Counters()
-    parts = RunParts.of(CommonConfig(env="x", num_workers=2, num_envs_per_worker=8, **settings))
-    iteration = Iteration(parts.report, parts.sample, counters)
-    for env_steps in (47_999, 48_000, 60_000):
-        counters.env_steps_sampled = env_steps
-        iteration.look_at_episodes(episodes)
-        if env_steps < 48_000:
-            assert not caplog.records
-    assert ["--horizon 1000" in record.getMessage() for record in caplog.records] == [True] * warns
-
-
 @pytest.mark.parametrize("num_sessions", [1, 20])
 def test_a_week_has_few_results_however_often_it_is_resumed(
     monkeypatch: pytest.MonkeyPatch, num_sessions: int
 ) -> None:
     """There was one a second, 415 MB a day."""
     now = 1e5
-    monkeypatch.setattr("aiorl.run.iteration.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("aiorl.run.training.time", SimpleNamespace(monotonic=lambda: now))
     counters = Counters()
     parts = RunParts.of(CommonConfig(env="x"))
     ages = [0.0]
@@ -351,7 +328,7 @@ def test_a_week_has_few_results_however_often_it_is_resumed(
     for _ in range(num_sessions):
         end_s = age_s + 7 * 86_400 / num_sessions
         now += 1e5  # between two sessions
-        iteration = Iteration(parts.report, parts.sample, counters, is_paced=True, age_s=age_s)
+        iteration = Iteration(parts.report, counters, is_paced=True, age_s=age_s)
         while age_s < end_s:
             step_s = max(0.05, age_s / 36_000)
             age_s += step_s
@@ -363,3 +340,21 @@ def test_a_week_has_few_results_however_often_it_is_resumed(
     assert 15_000 < len(ages) < 23_000
     pauses = [later - earlier for earlier, later in itertools.pairwise(ages) if later < 3600]
     assert max(pauses) < 1.2, "as often as ever in the first hour"
+
+
+def test_a_directory_that_was_removed_or_taken_over_by_another_run_is_reported(
+    tmp_path: Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    config = CommonConfig(env="x", run_dir=str(run_dir))
+    files = RunParts.of(config).files
+    with RunDirectory.open(config) as directory:
+        run_files = RunFiles(files, directory)
+        run_files.before_checkpoint()
+        shutil.rmtree(run_dir)
+        with pytest.raises(CheckpointError):
+            run_files.before_checkpoint()
+        with RunDirectory.open(config) as other:
+            RunFiles(files, other).write({})
+            with pytest.raises(CheckpointError):
+                run_files.write({})

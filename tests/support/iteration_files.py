@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LIMITS = {"in process": 53, "with a worker": 67}
+LIMITS = {"in process": 40, "with a worker": 55}
 """Maximum number of files, by sampling process."""
 sys.path.insert(0, str(ROOT))
 _PACKAGE = str(ROOT / "aiorl") + "/"

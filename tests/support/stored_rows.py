@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiorl.data.arrays import Batch
-from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.formats import WHOLE, Share, Stored, WriteOptions
 from aiorl.offline.readers import FileReader, ReaderOptions

@@ -162,16 +162,18 @@ class LearnerSession:
                 f" {self.version}"
             )
         snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
+        former = data.snapshot
         whole = snapshot
-        if data.snapshot is not None and snapshot.since >= 0:
-            whole = snapshot.after(data.snapshot)
+        if former is not None and snapshot.since >= 0:
+            whole = snapshot.after(former)
         data.snapshot = whole
         if self._missed.line and self._missed.by_many:
             snapshot = whole
             self._missed.broadcast(whole.version, now)
         if self._roster.by_slot:
             self._say(BROADCAST, snapshot)
-        self._admit_waiting()
+        if former is None:
+            self._admit_waiting()
 
     def deal(self, version: int, fragments: int) -> None:
         """Lease exactly ``fragments`` at ``version`` or newer to the live workers (see

@@ -35,9 +35,8 @@ from aiorl.acting.graph_policy import GraphPolicy
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, Space, leaf_spaces
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import F64, I64, Array, Bools
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.offline.io import IOContext
 

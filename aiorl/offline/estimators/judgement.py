@@ -14,9 +14,8 @@ import numpy as np
 
 from aiorl.acting.policy import Policy
 from aiorl.data import columns as c
-from aiorl.data.arrays import Batch
 from aiorl.data.columns import F64, I64, Array
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.errors import BatchError, ConfigError
 from aiorl.offline.estimators import (
     SMALLEST_RETURN,

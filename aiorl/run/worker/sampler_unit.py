@@ -32,7 +32,7 @@ from aiorl.config.code import with_objects
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
 from aiorl.data.fragment import PolicyGraph
-from aiorl.data.layout import to_training_arrays, with_scaled_rewards
+from aiorl.data.layout import to_training_arrays
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
@@ -42,6 +42,7 @@ from aiorl.process.log_once import log_once
 from aiorl.run.added_policy import AddedPolicy, changes_to
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies, named_function
+from aiorl.sampling.sampler import SyncSampler
 from aiorl.sampling.settings import IOSettings, WorkerSettings
 from aiorl.sampling.worker import Worker
 
@@ -387,12 +388,12 @@ class SamplerUnit:
         if not part.sample_async:
             self._between_turns(worker)
         first_version = self._version_now
-        in_lockstep = worker.sample_in_lockstep()
+        in_lockstep = None
+        if isinstance(worker.sampler, SyncSampler):
+            in_lockstep = worker.sampler.get_fragment(worker.on_turn)
         if in_lockstep is not None:
             fragment, episodes = in_lockstep
-            batches: dict[str, Arrays] = {
-                c.DEFAULT_POLICY_ID: with_scaled_rewards({**fragment.columns, **fragment.extras})
-            }
+            batches: dict[str, Arrays] = {c.DEFAULT_POLICY_ID: fragment.training_arrays()}
             env_steps = agent_steps = fragment.env_steps
             length = fragment.length
             num_envs = fragment.num_envs

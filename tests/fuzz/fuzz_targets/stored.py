@@ -14,8 +14,7 @@ from typing import Any
 import lz4.frame
 import numpy as np
 
-from aiorl.data.arrays import rows_by_policy
-from aiorl.data.sample_batch import SampleBatch
+from aiorl.data.sample_batch import SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
 from aiorl.offline.inspection import inspect_file, validate_file

@@ -10,10 +10,10 @@ import pytest
 import zmq
 from zmtp import RawPeer, frame
 
-from aiorl.net.transport.broadcaster import Broadcaster
 from aiorl.net.transport.connections import Connection, ConnectionTable, ListeningPort
 from aiorl.net.transport.endpoint import EndpointStats, Event, EventKind
 from aiorl.net.transport.sockets import bind_pair
+from aiorl.net.transport.zmq_learner import Broadcaster
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiorl.config.worker import TransportConfig
-from aiorl.data.arrays import allocate_together
 from aiorl.errors import (
     BadFrame,
     LocalProtocolError,
@@ -44,6 +43,7 @@ from aiorl.net.wire.format import (
     max_workers_of,
 )
 from aiorl.net.wire.schema import MAX_TEXT, MESSAGE_TYPES, MESSAGE_TYPES_BY_CLASS
+from aiorl.sampling.table import allocate_together
 
 names = st.text(min_size=1, max_size=12).filter(str.isprintable)
 texts = st.text(max_size=30).filter(str.isprintable)

@@ -27,6 +27,7 @@ from aiorl.data.columns import DEFAULT_POLICY_ID
 from aiorl.data.fragment import SamplePlan
 from aiorl.data.spaces import space_to_dict
 from aiorl.env.base_env import FinishedGame
+from aiorl.env.vector_env import SerialEnv
 from aiorl.errors import BatchError, ConfigError, PolicyError
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
@@ -453,10 +454,8 @@ def test_r88_atari_games_get_wrappers_and_clipped_rewards_if_set(
 def test_whole_games_are_reported_if_wrappers_cut_them_into_episodes(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(SerialEnv, "take_finished_games", lambda self: [FinishedGame(3.0, 120)])
     unit = make(**LOCKSTEP)
-    monkeypatch.setattr(
-        unit.worker.sampler.lockstep.env, "take_finished_games", lambda: [FinishedGame(3.0, 120)]
-    )  # type: ignore[union-attr]
     episodes = unit.sample().episodes
     assert (episodes["rewards"].tolist(), episodes["lengths"].tolist()) == ([3.0], [120])
 
@@ -482,7 +481,7 @@ def test_environments_are_polled_if_whole_rows_are_needed_and_the_reason_is_logg
     log_once.reset()
     with caplog.at_level(logging.INFO, "aiorl"):
         unit = make(**{**LOCKSTEP, **settings})
-    assert unit.worker.sample_in_lockstep() is None
+    assert getattr(unit.worker.sampler, "lockstep", None) is None
     (said,) = [
         record.getMessage() for record in caplog.records if record.name == "aiorl.sampling.build"
     ]
@@ -510,7 +509,7 @@ def test_hooks_that_only_the_learner_calls_leave_lockstep_on(
 ) -> None:
     kind = type("Hooked", (DefaultCallbacks,), {"on_train_result": lambda self, **kwargs: None})
     monkeypatch.setattr("general_parts.Hooked", kind, raising=False)
-    assert make(callbacks="general_parts:Hooked").worker.sample_in_lockstep() is not None
+    assert make(callbacks="general_parts:Hooked").worker.sampler.lockstep is not None
 
 
 def test_hooks_get_the_same_rollout_worker_each_time(

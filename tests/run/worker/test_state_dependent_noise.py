@@ -134,7 +134,7 @@ def check(tracks: Sequence[Any], begins: Sequence[int]) -> None:
 def test_in_lockstep_a_matrix_lasts_beyond_fragments_and_episodes() -> None:
     unit = make()
     tracks = tracks_of(unit, 3)
-    assert unit.worker.sample_in_lockstep() is not None
+    assert unit.worker.sampler.lockstep is not None
     unit.close()
     check(tracks, range(0, 3 * LENGTH, HELD))
 
@@ -149,7 +149,7 @@ def test_polled_turn_by_turn_each_agent_has_its_own_matrix_within_an_episode(
     """Episodes are as long as fragments, which contain the rows of one agent after the other."""
     unit = make(**settings)
     ((shares, noise),) = tracks_of(unit, 1)
-    assert unit.worker.sample_in_lockstep() is None
+    assert unit.worker.sampler.lockstep is None
     unit.close()
     check(
         list(zip(np.split(shares, agents), np.split(noise, agents), strict=True)),
