@@ -195,7 +195,7 @@ def _checked_array(array: Array) -> Array:
             " numbers of at most 64 bits, and of booleans"
         )
     copied = array.copy()
-    copied.flags.writeable = False
+    copied.setflags(write=False)
     return copied
 
 
@@ -213,10 +213,10 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
         raise UnsendableError(
             f"a dict of {len(items):,} values is too long for a message, at most {LIMITS.max_map:,}"
         )
-    are_plain = all(type(key) is str and key[:1] != "$" and len(key) < _BULK_BYTES for key in items)
-    if are_plain:
-        return {key: pack(value) for key, value in items.items()}
-    return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+    for key in items:
+        if type(key) is not str or key[:1] == "$" or len(key) >= _BULK_BYTES:
+            return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+    return {key: pack(value) for key, value in items.items()}
 
 
 def num_bytes(value: Any) -> int:

@@ -393,18 +393,22 @@ def _take_arrays(value: Any, arrays: list[Array], depth: int) -> Any:
     """Add the arrays in ``value`` to ``arrays``, and return ``value`` with a reference in the place
     of each; without any, the message has no layout.
     """
-    if type(value) in _PLAIN:
-        return value
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return _reference(len(arrays) - 1)
     if not isinstance(value, _CONTAINERS):
         return value
-    if depth < 0:
+    if depth <= 0:
         raise LocalProtocolError("the value is nested too deeply to be sent")
-    if isinstance(value, Mapping):
-        return {key: _take_arrays(item, arrays, depth - 1) for key, item in value.items()}
-    return [_take_arrays(item, arrays, depth - 1) for item in value]
+    if isinstance(value, list | tuple):
+        return [
+            item if type(item) in _PLAIN else _take_arrays(item, arrays, depth - 1)
+            for item in value
+        ]
+    return {
+        key: item if type(item) in _PLAIN else _take_arrays(item, arrays, depth - 1)
+        for key, item in value.items()
+    }
 
 
 @functools.lru_cache(maxsize=_CACHED_REFERENCES)

@@ -153,15 +153,14 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
     if depth <= 0:
         raise BadFrame("nested too deeply", field=field)
     if kind is dict:
-        for key, item in value.items():
+        for key in value:
             if type(key) is not str:
                 raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
-            _check_nested(field, item, depth - 1)
-    elif kind is list:
-        for item in value:
-            _check_nested(field, item, depth - 1)
-    else:
+    elif kind is not list:
         raise BadFrame(f"{kind.__name__} values cannot be sent", field=field)
+    for item in value.values() if kind is dict else value:
+        if type(item) not in _LEAVES:
+            _check_nested(field, item, depth - 1)
 
 
 def _check_value(field: str, value: Any, limits: Limits) -> None:
