@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
@@ -45,6 +46,9 @@ _BULK_BYTES = 1 << 12
 """Longer texts and bytes are sent as arrays, outside of the header."""
 _NATIVE = frozenset(DTYPES.values())
 """Types of arrays that are sent as they are."""
+_CONTAINERS = frozenset({dict, list})
+_NAME_KIND = frozenset({str})
+_is_mark = operator.methodcaller("startswith", "$")
 _MIN_INT = -(1 << 63)
 _MAX_INT = (1 << 64) - 1
 
@@ -213,10 +217,14 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
         raise UnsendableError(
             f"a dict of {len(items):,} values is too long for a message, at most {LIMITS.max_map:,}"
         )
-    for key in items:
-        if type(key) is not str or key[:1] == "$" or len(key) >= _BULK_BYTES:
-            return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
-    return {key: pack(value) for key, value in items.items()}
+    are_plain = (
+        _NAME_KIND.issuperset(map(type, items))
+        and not any(map(_is_mark, items))
+        and max(map(len, items), default=0) < _BULK_BYTES
+    )
+    if are_plain:
+        return {key: pack(value) for key, value in items.items()}
+    return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
 
 
 def num_bytes(value: Any) -> int:
@@ -332,8 +340,12 @@ class _Reader:
                 mark, content = next(iter(value.items()))
                 if mark[:1] == "$":
                     return self._marked(mark, content)
+            if _CONTAINERS.isdisjoint(map(type, value.values())):
+                return value.copy()
             return {key: self.read(item) for key, item in value.items()}
         if type(value) is list:
+            if _CONTAINERS.isdisjoint(map(type, value)):
+                return value.copy()
             return [self.read(item) for item in value]
         return value
 

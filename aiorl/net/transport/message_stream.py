@@ -109,8 +109,12 @@ class MessageReader:
         first = self._begin + _HEAD.size
         end = first + length
         if end <= self._end:
+            body = memoryview(bytes(self._buffer[first:end]))
             self._begin = end
-            return _message(is_broadcast, num_frames, memoryview(bytes(self._buffer[first:end])))
+            if end == self._end:
+                self._begin = 0
+                self._end = 0
+            return _message(is_broadcast, num_frames, body)
         if length <= _READ_BYTES - _HEAD.size:
             self._move_to_front()
             return None

@@ -429,10 +429,8 @@ def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
     values["snapshot"] = m.Snapshot(**values["snapshot"], **arrays["snapshot"])
 
 
-def _put_arrays(
-    container: dict[str, Any] | list[Any], arrays: dict[str, Any], field: str, depth: int
-) -> None:
-    """Put arrays in the places of their references in a container; they are removed from
+def _put_arrays(container: Any, arrays: dict[str, Any], field: str, depth: int) -> None:
+    """Put arrays in the places of their references in a dict or a list; they are removed from
     ``arrays``, as each of them stands in one place.
     """
     if depth < 0:

@@ -144,6 +144,7 @@ def _check_plain_map(field: str, value: Any, limits: Limits) -> None:
 
 
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
+_KEYS = frozenset({str})
 
 
 def _check_nested(field: str, value: Any, depth: int) -> None:
@@ -152,14 +153,16 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
         return
     if depth <= 0:
         raise BadFrame("nested too deeply", field=field)
-    if kind is dict:
-        for key in value:
-            if type(key) is not str:
-                raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
-    elif kind is not list:
+    if kind is not dict and kind is not list:
         raise BadFrame(f"{kind.__name__} values cannot be sent", field=field)
-    for item in value.values() if kind is dict else value:
-        if type(item) not in _LEAVES:
+    items = value
+    if kind is dict:
+        items = value.values()
+        if not _KEYS.issuperset(map(type, value)):
+            key = next(key for key in value if type(key) is not str)
+            raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
+    if not _LEAVES.issuperset(map(type, items)):
+        for item in items:
             _check_nested(field, item, depth - 1)
 
 
@@ -224,7 +227,7 @@ class MessageType:
     scalars: Mapping[str, Check]
     arrays: Mapping[str, ArrayTree]
     texts: Mapping[str, Callable[[Any], Any]] = dataclasses.field(init=False)
-    defaults: Mapping[str, Any] = dataclasses.field(init=False)
+    defaults: dict[str, Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         """Pick the texts and the fields that can be left out."""
@@ -245,8 +248,7 @@ class MessageType:
                 field.
         """
         checks = self.scalars
-        for field, default in self.defaults.items():
-            values.setdefault(field, default)
+        values.update(self.defaults | values)
         try:
             for field, check in checks.items():
                 check(field, values[field], limits)
@@ -304,7 +306,7 @@ its array tree."""
 
 
 def _message_type(cls: type[m.Message]) -> MessageType:
-    fields = {name: _FIELDS[annotation] for name, annotation in cls.__annotations__.items()}
+    fields = {name: _FIELDS[kind.__forward_arg__] for name, kind in cls.__annotations__.items()}
     return MessageType(
         re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower(),
         cls,
