@@ -216,6 +216,8 @@ class ActorSession:
         if self.state is LinkState.CONNECTING and not isinstance(message, m.Refused):
             self.state = LinkState.REGISTERED
         match message:
+            case m.Call():
+                self._called(message, now)
             case m.Refused(reason, retry):
                 if not retry:
                     self._end(f"the hub refused this process: {reason}", is_orderly=False)
@@ -223,8 +225,6 @@ class ActorSession:
                 self._end(reason, is_orderly=True, is_final=final)
             case m.Payload(number, value):
                 self._take_payload(number, value)
-            case m.Call():
-                self._called(message, now)
             case m.Cancel(call_id):
                 self._cancelled(call_id)
             case m.Credit(call_id, items):

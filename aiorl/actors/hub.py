@@ -80,7 +80,7 @@ _SLOT: Final = 1
 _ANY_NUMBER: Final = 1 << 48
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Started:
     """An actor that this hub has been asked for.
 

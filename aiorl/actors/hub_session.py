@@ -142,7 +142,7 @@ HubEvent: TypeAlias = (
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
     """A process that runs an actor, or can run one.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
@@ -47,8 +46,6 @@ _BULK_BYTES = 1 << 12
 _NATIVE = frozenset(DTYPES.values())
 """Types of arrays that are sent as they are."""
 _CONTAINERS = frozenset({dict, list})
-_NAME_KIND = frozenset({str})
-_is_mark = operator.methodcaller("startswith", "$")
 _MIN_INT = -(1 << 63)
 _MAX_INT = (1 << 64) - 1
 
@@ -217,14 +214,10 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
         raise UnsendableError(
             f"a dict of {len(items):,} values is too long for a message, at most {LIMITS.max_map:,}"
         )
-    are_plain = (
-        _NAME_KIND.issuperset(map(type, items))
-        and not any(map(_is_mark, items))
-        and max(map(len, items), default=0) < _BULK_BYTES
-    )
-    if are_plain:
-        return {key: pack(value) for key, value in items.items()}
-    return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+    for key in items:
+        if type(key) is not str or key[:1] == "$" or len(key) >= _BULK_BYTES:
+            return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+    return {key: pack(value) for key, value in items.items()}
 
 
 def num_bytes(value: Any) -> int:

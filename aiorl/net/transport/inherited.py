@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -93,8 +94,8 @@ class ChildrenEndpoint:
         self._streams[peer] = MessageStream(
             ours,
             self._limits,
-            on_message=lambda message: self._receive(peer, message),
-            on_end=lambda reason: self._ended(peer, reason),
+            on_message=functools.partial(self._receive, peer),
+            on_end=functools.partial(self._ended, peer),
         )
         self.on_event(Event(EventKind.CONNECTED, address=_ADDRESS))
         return peer, theirs

@@ -9,7 +9,7 @@ import functools
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
@@ -215,8 +215,7 @@ _Place: TypeAlias = tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, in
 """Place of an array: node, name, shape, dtype, storage, frame, offset in the frame, bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
+class _Places(NamedTuple):
     """Places of the arrays of a message, computed and bounded before any of its frames is read.
 
     Attributes:

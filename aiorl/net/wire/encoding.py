@@ -53,7 +53,7 @@ _CACHED_LAYOUTS = 128
 _CACHED_NAMES = 512
 _CACHED_REFERENCES = 128
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_MAPS = (dict, Mapping)
+_SEQUENCES = (list, tuple)
 _CONTAINERS = (dict, list, tuple, Mapping)
 _MAX_PAUSE = 31
 _MAX_DENSE = 4096
@@ -337,17 +337,18 @@ def encode(
     if isinstance(message, m.Welcome):
         writer = _Writer(compress, limits)
         return writer.finish(kind.name, _welcome_scalars(message, writer))
-    scalars = {field: getattr(message, field) for field in kind.scalars}
-    kind.leave_out_defaults(scalars)
-    kind.fit_texts(scalars)
+    scalars = message._asdict()
     nested = NESTED_VALUES.get(kind.cls)
     if nested is not None:
+        kind.leave_out_defaults(scalars)
         return _encode_nested(kind.name, scalars, nested, compress=compress, limits=limits)
     writer = _Writer(compress, limits)
     for name, tree in kind.arrays.items():
-        value = getattr(message, name)
+        value = scalars.pop(name)
         if value or name not in OPTIONAL_ARRAYS:
             writer.add_tree(0, name, value, tree)
+    kind.leave_out_defaults(scalars)
+    kind.fit_texts(scalars)
     return writer.finish(kind.name, scalars)
 
 
@@ -401,12 +402,13 @@ def _take_arrays(value: Any, arrays: list[Array], depth: int) -> Any:
         return value
     if depth <= 0:
         raise LocalProtocolError("the value is nested too deeply to be sent")
-    is_map = isinstance(value, _MAPS)
-    if _PLAIN.issuperset(map(type, value.values() if is_map else value)):
+    if isinstance(value, _SEQUENCES):
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        return [_take_arrays(item, arrays, depth - 1) for item in value]
+    if _PLAIN.issuperset(map(type, value.values())):
         return value
-    if is_map:
-        return {key: _take_arrays(item, arrays, depth - 1) for key, item in value.items()}
-    return [_take_arrays(item, arrays, depth - 1) for item in value]
+    return {key: _take_arrays(item, arrays, depth - 1) for key, item in value.items()}
 
 
 @functools.lru_cache(maxsize=_CACHED_REFERENCES)

@@ -64,7 +64,7 @@ def _check_name(field: str, value: Any, limits: Limits) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Text:
     """Check of a field with text for people, or with plain data that contains texts; `fit` makes
     them printable.
