@@ -277,6 +277,18 @@ class RemoteCall(asyncio.Future[Any]):
         ActorLost: when awaited: the actor ended before it answered.
     """
 
+    __slots__ = (
+        "_args",
+        "_call_id",
+        "_calls",
+        "_name",
+        "_stream",
+        "actor",
+        "is_prepared",
+        "make_later",
+        "method",
+    )
+
     def __init__(
         self, calls: Calls, actor: ActorName, method: str, args: Mapping[str, m.Plain]
     ) -> None:

@@ -286,8 +286,8 @@ def _header(
 ) -> bytes:
     """Return the first frame of a message."""
     try:
-        header: bytes = msgpack.packb(
-            (FORMAT_VERSION, name, scalars, layout, storage, shapes), default=_to_plain
+        header: bytes = msgpack.Packer(default=_to_plain).pack(
+            (FORMAT_VERSION, name, scalars, layout, storage, shapes)
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error
@@ -402,6 +402,8 @@ def _take_arrays(value: Any, arrays: list[Array], depth: int) -> Any:
         return value
     if depth <= 0:
         raise LocalProtocolError("the value is nested too deeply to be sent")
+    if not value:
+        return value
     if isinstance(value, _SEQUENCES):
         if _PLAIN.issuperset(map(type, value)):
             return value

@@ -155,6 +155,8 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
         raise BadFrame("nested too deeply", field=field)
     if kind is not dict and kind is not list:
         raise BadFrame(f"{kind.__name__} values cannot be sent", field=field)
+    if not value:
+        return
     items = value
     if kind is dict:
         items = value.values()
