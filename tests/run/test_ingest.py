@@ -275,8 +275,7 @@ def test_episodes_with_non_finite_numbers_or_too_many_names_are_refused(episodes
 
 def test_an_error_does_not_repeat_long_text_from_a_peer() -> None:
     many = {f"{number}" + "x" * 200: np.nan for number in range(4000)}
-    flooding = samples(a=TIMES)
-    object.__setattr__(flooding, "perf", many)
+    flooding = samples(a=TIMES)._replace(perf=many)
     with pytest.raises(BatchError, match="0xxx") as one:
         check_samples(flooding)
     with pytest.raises(BatchError, match="episodes") as other:
