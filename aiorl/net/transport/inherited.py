@@ -197,7 +197,7 @@ class ChildrenEndpoint:
         )
 
     def _receive(self, peer: bytes, message: StreamMessage) -> None:
-        self._stats.bytes_in += total_bytes(message.frames)
+        self._stats.bytes_in += sum(map(len, message.frames))
         self.on_message(peer, message.frames, "")
 
     def _ended(self, peer: bytes, reason: str) -> None:

@@ -192,6 +192,17 @@ def test_a_message_comes_out_as_it_went_in(name: str) -> None:
     round_trip()
 
 
+@pytest.mark.parametrize("leaf", [0, np.arange(3)], ids=["number", "array"])
+def test_a_value_is_sent_as_deep_as_it_is_accepted(leaf: Any) -> None:
+    """Otherwise a call would be sent that its receiver ignores."""
+    value: Any = leaf
+    for _ in range(DEFAULT_LIMITS.max_depth):
+        value = [value]
+    assert same(m.Reply(1, True, value), decode(wire(m.Reply(1, True, value))))
+    with pytest.raises(LocalProtocolError, match="too deeply"):
+        encode(m.Reply(1, True, [value]))
+
+
 def noise(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     """Return floats that do not shrink."""
     return np.random.default_rng(0).standard_normal(shape).astype(dtype)
