@@ -9,7 +9,6 @@ line on its standard input.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import subprocess
@@ -372,7 +371,7 @@ async def _send_fragments(address: str, burst_size: int) -> None:
 
 
 def _under(samples: m.Samples, lease_id: int) -> m.Samples:
-    return dataclasses.replace(samples, lease_id=lease_id)
+    return samples._replace(lease_id=lease_id)
 
 
 ROLES: dict[str, Callable[[str, int], Coroutine[None, None, None]]] = {

@@ -12,11 +12,10 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from aiorl.actors.call_events import INIT, MAX_CREDIT, CallEnded, ItemArrived
 from aiorl.actors.values import num_bytes
-from aiorl.actors.window import CallWindow
+from aiorl.actors.window import MAX_CREDIT, CallWindow
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.wire import messages as m
 
@@ -43,8 +42,7 @@ class LinkState(enum.Enum):
     ENDED = enum.auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Identity of a process, for the hub and for people.
 
     Attributes:
@@ -62,8 +60,7 @@ class Identity:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ObjectRequested:
+class ObjectRequested(NamedTuple):
     """Make the actor's object, and answer call 0."""
 
     name: str
@@ -71,42 +68,7 @@ class ObjectRequested:
     args: Mapping[str, m.Plain]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallArrived:
-    """Run a method.
-
-    Attributes:
-        call_id: number of the call.
-        method: name of the method.
-        args: packed arguments.
-        caller: the actor that calls, "" for the hub.
-        credit: items of a stream that may be sent, 0 if no stream is wanted.
-    """
-
-    call_id: int
-    method: str
-    args: Mapping[str, m.Plain]
-    caller: str
-    credit: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallCancelled:
-    """No one waits for the answer to a call any more."""
-
-    call_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class CreditArrived:
-    """The caller of a stream takes more items."""
-
-    call_id: int
-    items: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """The process has nothing left to do.
 
     Attributes:
@@ -120,9 +82,9 @@ class Ended:
     is_final: bool = False
 
 
-ActorEvent: TypeAlias = (
-    ObjectRequested | CallArrived | CallCancelled | CreditArrived | CallEnded | ItemArrived | Ended
-)
+ActorEvent: TypeAlias = m.CallMessage | ObjectRequested | Ended
+"""A message is for this process: a call with all of its arguments, what its caller says to it, or an
+answer to one of our own calls."""
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +142,7 @@ class ActorSession:
 
     def call(self, actor: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
         """Call a method of another actor; return the number of the call, which ends with
-        CallEnded.
+        a Reply.
         """
         call_id = self._next_call
         self._next_call += 1
@@ -193,11 +155,11 @@ class ActorSession:
         self._send(m.Credit(call_id, items))
 
     def cancel(self, call_id: int) -> None:
-        """Cancel one of this actor's own calls; it still ends with CallEnded."""
+        """Cancel one of this actor's own calls; it still ends with a Reply."""
         if self._unsent.pop(call_id, None) is None:
             self._send(m.Cancel(call_id))
         else:
-            self._events.append(CallEnded(call_id, False, m.failed("CancelledError")))
+            self._events.append(m.Reply(call_id, False, m.failed("CancelledError")))
 
     def leave(self, reason: str) -> None:
         """End on purpose."""
@@ -254,6 +216,8 @@ class ActorSession:
         if self.state is LinkState.CONNECTING and not isinstance(message, m.Refused):
             self.state = LinkState.REGISTERED
         match message:
+            case m.Call():
+                self._called(message, now)
             case m.Refused(reason, retry):
                 if not retry:
                     self._end(f"the hub refused this process: {reason}", is_orderly=False)
@@ -261,18 +225,16 @@ class ActorSession:
                 self._end(reason, is_orderly=True, is_final=final)
             case m.Payload(number, value):
                 self._take_payload(number, value)
-            case m.Call():
-                self._called(message, now)
             case m.Cancel(call_id):
                 self._cancelled(call_id)
             case m.Credit(call_id, items):
-                self._events.append(CreditArrived(call_id, min(items, MAX_CREDIT)))
-            case m.Reply(call_id, ok, result):
+                self._events.append(m.Credit(call_id, min(items, MAX_CREDIT)))
+            case m.Reply(call_id):
                 self._outstanding.remove(call_id)
-                self._events.append(CallEnded(call_id, ok, result))
+                self._events.append(message)
                 self._send_calls()
-            case m.Item(call_id, value):
-                self._events.append(ItemArrived(call_id, value))
+            case m.Item():
+                self._events.append(message)
 
     def tick(self, now: float) -> None:
         """Say Hello again, send a heartbeat, and ask for missing payloads."""
@@ -331,7 +293,7 @@ class ActorSession:
             self._events.append(Ended(reason, is_orderly, is_final))
 
     def _called(self, call: m.Call, now: float) -> None:
-        if call.method == INIT and call.call_id == 0 and not self._is_requested:
+        if call.method == m.INIT and call.call_id == 0 and not self._is_requested:
             self._is_requested = True
             self._events.append(_object_requested(call.args))
             return
@@ -356,8 +318,9 @@ class ActorSession:
             waiting.append(_WaitingCall(call, number, args, now))
 
     def _arrived(self, call: m.Call, shared: Mapping[str, m.Plain]) -> None:
-        args = _with_shared(call.args, shared)
-        self._events.append(CallArrived(call.call_id, call.method, args, call.actor, call.credit))
+        if shared is not call.args:
+            call = call._replace(args=_with_shared(call.args, shared))
+        self._events.append(call)
 
     def _release(self, caller: str) -> None:
         """Begin the calls of a caller, in order, up to the first that lacks its arguments."""
@@ -393,7 +356,7 @@ class ActorSession:
                 self.reply(call_id, ok=False, result=m.failed("CancelledError"))
                 self._release(caller)
                 return
-        self._events.append(CallCancelled(call_id))
+        self._events.append(m.Cancel(call_id))
 
 
 def _payload_of(call: m.Call) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import traceback
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
@@ -64,9 +64,8 @@ def unpacked_arguments(
         RemoteProtocolError: they are not a result of `packed_arguments`, or name code that can't be
             imported.
     """
-    args = unpack(packed["args"], make_handle, imports_code=imports_code)
-    kwargs = unpack(packed["kwargs"], make_handle, imports_code=imports_code)
-    return args, kwargs
+    arguments = unpack(packed, make_handle, imports_code=imports_code)
+    return arguments["args"], arguments["kwargs"]
 
 
 def public_method(target: Any, name: str) -> Callable[..., Any]:
@@ -127,14 +126,14 @@ class Calls:
         self.is_over = False
         self._session = session
         self._flush = flush
-        self._prepared: dict[str, deque[RemoteCall]] = {}  # of each actor, in order
+        self._prepared: defaultdict[str, deque[RemoteCall]] = defaultdict(deque)  # of each actor
         self._results: dict[int, RemoteCall] = {}
         # weak, so that a stream that no one reads any more is closed
         self._streams: WeakValueDictionary[int, RemoteStream] = WeakValueDictionary()
 
     def prepare(self, call: RemoteCall) -> None:
         """Put a call behind those that were made before it and are not sent yet."""
-        self._prepared.setdefault(call.actor, deque()).append(call)
+        self._prepared[call.actor].append(call)
 
     def begin_in_order(self, call: RemoteCall) -> None:
         """Send a call, after those that were made before it for the same actor."""
@@ -277,6 +276,18 @@ class RemoteCall(asyncio.Future[Any]):
         RemoteError: when awaited: the method raised an exception.
         ActorLost: when awaited: the actor ended before it answered.
     """
+
+    __slots__ = (
+        "_args",
+        "_call_id",
+        "_calls",
+        "_name",
+        "_stream",
+        "actor",
+        "is_prepared",
+        "make_later",
+        "method",
+    )
 
     def __init__(
         self, calls: Calls, actor: ActorName, method: str, args: Mapping[str, m.Plain]

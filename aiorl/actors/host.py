@@ -23,13 +23,9 @@ import numpy as np
 from aiorl.actors.actor_session import (
     ActorEvent,
     ActorSession,
-    CallArrived,
-    CallCancelled,
-    CreditArrived,
     Ended,
     ObjectRequested,
 )
-from aiorl.actors.call_events import CallEnded, ItemArrived
 from aiorl.actors.calls import Calls, description_of, public_method, unpacked_arguments
 from aiorl.actors.object_thread import ObjectThread, ThreadCall
 from aiorl.actors.values import LIMITS, pack
@@ -43,7 +39,17 @@ from aiorl.net.transport.endpoint import Event, EventKind, Outbox, WorkerEndpoin
 from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import Call, Item, Message, Plain, Reply, UpMessage, Value
+from aiorl.net.wire.messages import (
+    Call,
+    Cancel,
+    Credit,
+    Item,
+    Message,
+    Plain,
+    Reply,
+    UpMessage,
+    Value,
+)
 from aiorl.process.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -187,20 +193,20 @@ class ActorHost:
 
     def _handle(self, event: ActorEvent) -> None:
         match event:
-            case CallArrived(call_id):
+            case Call(call_id):
                 if event.credit:
                     self._credits[call_id] = _Credit(event.credit)
                 self._begin(event)
-            case CallCancelled(call_id):
+            case Cancel(call_id):
                 if call_id in self._running:
                     self._running[call_id].cancel()
-            case CreditArrived(call_id, items):
+            case Credit(call_id, items):
                 credit = self._credits.get(call_id)
                 if credit is not None:
                     credit.add(items)
-            case CallEnded(call_id, ok, result):
+            case Reply(call_id, ok, result):
                 self._calls.ended(call_id, ok=ok, result=result)
-            case ItemArrived(call_id, value):
+            case Item(call_id, value):
                 self._calls.item(call_id, value)
             case ObjectRequested():
                 self._tasks.start(self._make(event), "make the object")
@@ -231,11 +237,11 @@ class ActorHost:
         else:
             self._answer(_INIT_CALL, ok=True, result=None)
 
-    def _begin(self, call: CallArrived) -> None:
+    def _begin(self, call: Call) -> None:
         """Begin to run a method: a plain one in the thread, any other as a task."""
         try:
             method = public_method(self._object, call.method)
-            args, kwargs = self._arguments(call.args, imports_code=not call.caller)
+            args, kwargs = self._arguments(call.args, imports_code=not call.actor)
             if _is_asynchronous(method):
                 self._begin_task(call, method(*args, **kwargs))
                 return
@@ -247,7 +253,7 @@ class ActorHost:
             functools.partial(self._returned, call),
         )
 
-    def _returned(self, call: CallArrived, result: Any, error: BaseException | None) -> None:
+    def _returned(self, call: Call, result: Any, error: BaseException | None) -> None:
         """Answer with what a plain method has returned, or continue with it in a task."""
         if isinstance(error, Exception | asyncio.CancelledError):
             self._end(call, error=error)
@@ -260,12 +266,12 @@ class ActorHost:
         else:
             self._begin_task(call, later)
 
-    def _begin_task(self, call: CallArrived, result: Any) -> None:
+    def _begin_task(self, call: Call, result: Any) -> None:
         self._running[call.call_id] = self._tasks.start(
             self._run(call, result), f"call {call.call_id}"
         )
 
-    async def _run(self, call: CallArrived, result: Any) -> None:
+    async def _run(self, call: Call, result: Any) -> None:
         """Await or iterate over what a method has returned, and answer the call."""
         try:
             if inspect.isawaitable(result):
@@ -279,9 +285,7 @@ class ActorHost:
         else:
             self._end(call, packed)
 
-    def _end(
-        self, call: CallArrived, packed: Value = None, *, error: BaseException | None = None
-    ) -> None:
+    def _end(self, call: Call, packed: Value = None, *, error: BaseException | None = None) -> None:
         """Answer a call."""
         self._running.pop(call.call_id, None)
         self._credits.pop(call.call_id, None)
@@ -290,7 +294,7 @@ class ActorHost:
         else:
             self._answer(call.call_id, ok=False, result=_described(error))
 
-    async def _stream(self, call: CallArrived, items: AsyncIterator[Any] | Iterator[Any]) -> None:
+    async def _stream(self, call: Call, items: AsyncIterator[Any] | Iterator[Any]) -> None:
         """Send the items of a generator as the caller takes them, and close it."""
         if not call.credit:
             raise TypeError(

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
-from aiorl.actors.call_events import CallEnded, ItemArrived
 from aiorl.actors.calls import ActorHandle, Calls, RemoteCall, error_of, packed_arguments
 from aiorl.actors.hub_session import (
     ActorEnded,
@@ -53,7 +52,7 @@ from aiorl.net.transport.inherited import ChildrenEndpoint
 from aiorl.net.transport.system import give_back_regularly
 from aiorl.net.wire.decoding import decode, decode_hello
 from aiorl.net.wire.encoding import encode
-from aiorl.net.wire.messages import DownMessage, Payload, Plain
+from aiorl.net.wire.messages import DownMessage, Item, Payload, Plain, Reply
 from aiorl.process.children import (
     RELAY,
     WORKER_ID,
@@ -81,7 +80,7 @@ _SLOT: Final = 1
 _ANY_NUMBER: Final = 1 << 48
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Started:
     """An actor that this hub has been asked for.
 
@@ -691,9 +690,9 @@ class Actors:
 
     def _handle(self, event: HubEvent) -> None:
         match event:
-            case CallEnded(call_id, ok, result):
+            case Reply(call_id, ok, result):
                 self._calls.ended(call_id, ok=ok, result=result)
-            case ItemArrived(call_id, value):
+            case Item(call_id, value):
                 self._calls.item(call_id, value)
             case CallLost(call_id, name, reason, is_restarting):
                 self._calls.lost(call_id, ActorLost(name, reason, is_restarting=is_restarting))

@@ -11,17 +11,15 @@ then end with the reason. Each call ends exactly once, and the calls of other ac
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import reprlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from aiorl.actors.call_events import INIT, MAX_CREDIT, CallEnded, ItemArrived
 from aiorl.actors.values import UNKNOWN_ACTOR, num_bytes
-from aiorl.actors.window import CallWindow
+from aiorl.actors.window import MAX_CREDIT, CallWindow
 from aiorl.errors import LocalProtocolError, RemoteProtocolError
 from aiorl.net.wire import messages as m
 from aiorl.text import one_line
@@ -36,8 +34,7 @@ _MAX_REASONS = 1000
 """Actors of which the session knows why they ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class HubSettings:
+class HubSettings(NamedTuple):
     """Times and bounds.
 
     Attributes:
@@ -57,8 +54,7 @@ class HubSettings:
     max_places: int = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ActorSpec:
+class ActorSpec(NamedTuple):
     """Class and arguments of an actor, and its place.
 
     Attributes:
@@ -90,8 +86,7 @@ class ActorState(enum.StrEnum):
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceJoined:
+class PlaceJoined(NamedTuple):
     """A process offers to run an actor."""
 
     worker_id: str
@@ -99,23 +94,20 @@ class PlaceJoined:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceGone:
+class PlaceGone(NamedTuple):
     """A process has ended, or its connection has."""
 
     worker_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ActorStarted:
+class ActorStarted(NamedTuple):
     """An actor's object is made; it answers calls."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ActorEnded:
+class ActorEnded(NamedTuple):
     """An actor has ended.
 
     Attributes:
@@ -131,8 +123,7 @@ class ActorEnded:
     failure: m.Value = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CallLost:
+class CallLost(NamedTuple):
     """A call of the hub has ended because its actor did."""
 
     call_id: int
@@ -142,15 +133,16 @@ class CallLost:
 
 
 HubEvent: TypeAlias = (
-    PlaceJoined | PlaceGone | ActorStarted | ActorEnded | CallEnded | CallLost | ItemArrived
+    PlaceJoined | PlaceGone | ActorStarted | ActorEnded | CallLost | m.Reply | m.Item
 )
+"""A Reply or an Item is for a call of the hub."""
 
 
 # State
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
     """A process that runs an actor, or can run one.
 
@@ -288,7 +280,7 @@ class HubSession:
         self._wait_for_place(actor)
 
     def call(self, name: str, method: str, args: Mapping[str, m.Plain], credit: int = 0) -> int:
-        """Call a method of an actor; return the number of the call, which ends with CallEnded or
+        """Call a method of an actor; return the number of the call, which ends with a Reply or
         CallLost.
 
         Args:
@@ -342,7 +334,7 @@ class HubSession:
         if actor.calls[call_id].is_sent:
             self._send_to(actor, m.Cancel(call_id))
         else:
-            self._end_call(actor, call_id, ok=False, result=m.failed("CancelledError"))
+            self._end_call(actor, m.Reply(call_id, False, m.failed("CancelledError")))
 
     def end(self, name: str, reason: str) -> None:
         """End an actor and its process for good; its pending calls are lost."""
@@ -431,10 +423,10 @@ class HubSession:
             return
         place.last_heard = now
         match message:
-            case m.Reply(call_id, ok, result):
-                self._reply(place, call_id, ok=ok, result=result)
-            case m.Item(call_id, value):
-                self._item(place, call_id, value)
+            case m.Reply():
+                self._reply(place, message)
+            case m.Item():
+                self._item(place, message)
             case m.Call():
                 self._forward(place, message)
             case m.Credit(call_id, items):
@@ -472,7 +464,7 @@ class HubSession:
         result = m.failed("UnsendableError", reason)
         match message:
             case m.Call(call_id):
-                self._reply(place, call_id, ok=False, result=result)
+                self._reply(place, m.Reply(call_id, False, result))
             case m.Reply(call_id):
                 self._out.append((peer, m.Reply(call_id, False, result)))
             case m.Item(call_id):
@@ -480,7 +472,7 @@ class HubSession:
                 actor = self._actor_of_call.get(ours)
                 if actor is not None and actor.place is not None:
                     self.cancel(ours)
-                    self._reply(actor.place, ours, ok=False, result=result)
+                    self._reply(actor.place, m.Reply(ours, False, result))
             case _:
                 self._violated(place, f"a message to it can't be sent: {reason}")
 
@@ -617,7 +609,7 @@ class HubSession:
         place.actor = actor
         spec = actor.spec
         args: dict[str, m.Plain] = {"path": spec.path, "name": spec.name, "args": spec.args}
-        self._out.append((place.peer, m.Call(0, INIT, args)))
+        self._out.append((place.peer, m.Call(0, m.INIT, args)))
 
     # Inside: actors and calls
     # ----------------------------------------------------------------------------------------------
@@ -662,7 +654,7 @@ class HubSession:
         self, name: str, message: m.Call, size: int, *, caller: tuple[_Place, int] | None
     ) -> None:
         call_id = message.call_id
-        call = _Call(call_id, message, caller, credit=message.credit, num_bytes=size)
+        call = _Call(call_id, message, caller, message.credit, size)
         actor = self._actors.get(name)
         if actor is None:
             reason = self._reasons.get(name, UNKNOWN_ACTOR)
@@ -670,16 +662,13 @@ class HubSession:
             return
         actor.calls[call_id] = call
         self._actor_of_call[call_id] = actor
-        is_running = actor.state is ActorState.RUNNING
-        if caller is not None and is_running:
+        is_next = caller is not None or not actor.waiting
+        if is_next and actor.state is ActorState.RUNNING and self._has_room(actor, call):
             self._send_call(actor, call)
         else:
             actor.waiting.append(call_id)
-            self._send_waiting(actor)
 
     def _send_waiting(self, actor: _Actor) -> None:
-        if actor.state is not ActorState.RUNNING:
-            return
         while actor.waiting:
             call = actor.calls[actor.waiting[0]]
             if not self._has_room(actor, call):
@@ -699,28 +688,27 @@ class HubSession:
         if call.caller is None:
             actor.sent.add(call.call_id, call.num_bytes)
         if call.credit != message.credit:  # more has been given meanwhile
-            message = dataclasses.replace(message, credit=call.credit)
+            message = message._replace(credit=call.credit)
         self._send_to(actor, message)
 
     def _send_to(self, actor: _Actor, message: m.DownMessage) -> None:
         if actor.place is not None:
             self._out.append((actor.place.peer, message))
 
-    def _reply(self, place: _Place, call_id: int, *, ok: bool, result: m.Value) -> None:
+    def _reply(self, place: _Place, reply: m.Reply) -> None:
         actor = place.actor
-        if actor is None:
-            self._needless(place, "replies without a call")
-        elif call_id == 0 and actor.state is ActorState.STARTING:
-            self._began(actor, ok=ok, result=result)
-        elif call_id in actor.calls and actor.calls[call_id].is_sent:
-            actor.sent.remove(call_id)
-            self._end_call(actor, call_id, ok=ok, result=result)
+        call = None if actor is None else actor.calls.get(reply.call_id)
+        if actor is not None and call is not None and call.is_sent:
+            actor.sent.remove(reply.call_id)
+            self._end_call(actor, reply)
             self._send_waiting(actor)
+        elif actor is not None and reply.call_id == 0 and actor.state is ActorState.STARTING:
+            self._began(actor, reply)
         else:
             self._needless(place, "replies without a call")
 
-    def _began(self, actor: _Actor, *, ok: bool, result: m.Value) -> None:
-        if ok:
+    def _began(self, actor: _Actor, reply: m.Reply) -> None:
+        if reply.ok:
             actor.state = ActorState.RUNNING
             actor.waiting = deque(
                 sorted(actor.waiting, key=lambda n: actor.calls[n].caller is None)
@@ -729,11 +717,11 @@ class HubSession:
             self._send_waiting(actor)
             return
         actor.restarts_left = 0  # the same arguments would fail again
-        self._lose(actor, _described(result), failure=result)
+        self._lose(actor, _described(reply.result), failure=reply.result)
 
-    def _item(self, place: _Place, call_id: int, value: m.Value) -> None:
+    def _item(self, place: _Place, item: m.Item) -> None:
         actor = place.actor
-        call = None if actor is None else actor.calls.get(call_id)
+        call = None if actor is None else actor.calls.get(item.call_id)
         if call is None or not call.is_sent:
             self._needless(place, "items without a stream")
             return
@@ -742,10 +730,10 @@ class HubSession:
             return
         call.credit -= 1
         if call.caller is None:
-            self._events.append(ItemArrived(call_id, value))
+            self._events.append(item)
         else:
             caller, theirs = call.caller
-            self._out.append((caller.peer, m.Item(theirs, value)))
+            self._out.append((caller.peer, item._replace(call_id=theirs)))
 
     def _forward(self, place: _Place, message: m.Call) -> None:
         """Pass the call of one actor on to another."""
@@ -771,12 +759,12 @@ class HubSession:
         place.unanswered.add(message.call_id, size)
         self._open(message.actor, call, size, caller=(place, message.call_id))
 
-    def _end_call(self, actor: _Actor, call_id: int, *, ok: bool, result: m.Value) -> None:
-        call = self._remove_call(actor, call_id)
+    def _end_call(self, actor: _Actor, reply: m.Reply) -> None:
+        call = self._remove_call(actor, reply.call_id)
         if call.caller is None:
-            self._events.append(CallEnded(call_id, ok, result))
+            self._events.append(reply)
         else:
-            self._answer(call.caller, call, ok=ok, result=result)
+            self._answer(call.caller, reply)
 
     def _remove_call(self, actor: _Actor, call_id: int) -> _Call:
         call = actor.calls.pop(call_id)
@@ -790,17 +778,15 @@ class HubSession:
             self._events.append(CallLost(call.call_id, name, reason, is_restarting=is_restarting))
         else:
             lost = m.lost(name, reason, is_restarting=is_restarting)
-            self._answer(call.caller, call, ok=False, result=lost)
+            self._answer(call.caller, m.Reply(call.call_id, False, lost))
 
-    def _answer(
-        self, caller: tuple[_Place, int], call: _Call, *, ok: bool, result: m.Value
-    ) -> None:
+    def _answer(self, caller: tuple[_Place, int], reply: m.Reply) -> None:
         """Answer the call of an actor, if its process is still there."""
         place, theirs = caller
         place.outstanding.pop(theirs, None)
         place.unanswered.remove(theirs)
         if place.peer in self._places:
-            self._out.append((place.peer, m.Reply(theirs, ok, result)))
+            self._out.append((place.peer, reply._replace(call_id=theirs)))
 
 
 def _cost_of(args: Mapping[str, m.Plain]) -> int:

@@ -45,6 +45,7 @@ _BULK_BYTES = 1 << 12
 """Longer texts and bytes are sent as arrays, outside of the header."""
 _NATIVE = frozenset(DTYPES.values())
 """Types of arrays that are sent as they are."""
+_CONTAINERS = frozenset({dict, list})
 _MIN_INT = -(1 << 63)
 _MAX_INT = (1 << 64) - 1
 
@@ -195,7 +196,7 @@ def _checked_array(array: Array) -> Array:
             " numbers of at most 64 bits, and of booleans"
         )
     copied = array.copy()
-    copied.flags.writeable = False
+    copied.setflags(write=False)
     return copied
 
 
@@ -213,10 +214,10 @@ def _packed_dict(items: Mapping[Any, Any]) -> Value:
         raise UnsendableError(
             f"a dict of {len(items):,} values is too long for a message, at most {LIMITS.max_map:,}"
         )
-    are_plain = all(type(key) is str and key[:1] != "$" and len(key) < _BULK_BYTES for key in items)
-    if are_plain:
-        return {key: pack(value) for key, value in items.items()}
-    return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+    for key in items:
+        if type(key) is not str or key[:1] == "$" or len(key) >= _BULK_BYTES:
+            return {"$dict": [[pack(key), pack(value)] for key, value in items.items()]}
+    return {key: pack(value) for key, value in items.items()}
 
 
 def num_bytes(value: Any) -> int:
@@ -332,8 +333,12 @@ class _Reader:
                 mark, content = next(iter(value.items()))
                 if mark[:1] == "$":
                     return self._marked(mark, content)
+            if _CONTAINERS.isdisjoint(map(type, value.values())):
+                return value.copy()
             return {key: self.read(item) for key, item in value.items()}
         if type(value) is list:
+            if _CONTAINERS.isdisjoint(map(type, value)):
+                return value.copy()
             return [self.read(item) for item in value]
         return value
 

@@ -1,6 +1,11 @@
-"""Bounds of the calls that wait for their answers."""
+"""Bounds of the calls that wait for their answers, and of streams."""
 
 from __future__ import annotations
+
+from typing import Final
+
+MAX_CREDIT: Final = 1 << 16
+"""Most items of one stream that may be under way."""
 
 
 class CallWindow:

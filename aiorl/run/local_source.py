@@ -254,7 +254,7 @@ class LocalWorker:
         assert self._session is not None
         assert self.unit is not None
         deltas = self.unit.take_deltas(self._session.next_seq)
-        fragment = dataclasses.replace(samples, lease_id=lease_id, filter_deltas=deltas)
+        fragment = samples._replace(lease_id=lease_id, filter_deltas=deltas)
         self._session.fragment_done(fragment, now)
 
 

@@ -29,7 +29,7 @@ class Process:
         self.inbox: deque[m.Message] = deque()
         self.broadcasts: deque[m.Message] = deque()
         self.to_hub: deque[m.Message] = deque()
-        self.calls: list[up.CallArrived] = []
+        self.calls: list[m.Call] = []
         self.origins: dict[int, int] = {}
         self.is_alive = True
 
@@ -38,12 +38,12 @@ class Process:
             match event:
                 case up.ObjectRequested():
                     self.session.reply(0, ok=True, result=None)
-                case up.CallArrived():
+                case m.Call():
                     self.world.ran[(self.worker_id, event.call_id)] += 1
                     self.calls.append(event)
-                case down.CallEnded(call_id, ok, result):
+                case m.Reply(call_id, ok, result):
                     self.session.reply(self.origins.pop(call_id), ok=ok, result=result)
-                case up.CallCancelled(call_id):
+                case m.Cancel(call_id):
                     for call in [c for c in self.calls if c.call_id == call_id]:
                         self.calls.remove(call)
                         self.session.reply(call_id, ok=False, result=m.failed("CancelledError"))
@@ -108,7 +108,7 @@ class World:
                 self.cut(self.processes[peer])
         for event in self.hub.events():
             match event:
-                case down.CallEnded(call_id, ok, result):
+                case m.Reply(call_id, ok, result):
                     self.ends[call_id] += 1
                     self.results[call_id] = (ok, result)
                 case down.CallLost(call_id):
@@ -376,7 +376,7 @@ def test_calls_of_one_caller_begin_in_order_although_shared_arguments_come_late(
         return [
             (event.call_id, event.args.get("value"))
             for event in actor.events()
-            if isinstance(event, up.CallArrived)
+            if isinstance(event, m.Call)
         ]
 
     arrive(1, payload=7)
@@ -423,7 +423,7 @@ def test_a_shared_argument_takes_its_place_among_the_others(
             actor.broadcast(message)
         else:
             actor.receive(message, 0.0)
-    calls = [event for event in actor.events() if isinstance(event, up.CallArrived)]
+    calls = [event for event in actor.events() if isinstance(event, m.Call)]
     assert [call.args for call in calls] == [whole, whole]
 
 
@@ -506,8 +506,8 @@ def test_calls_of_an_actor_wait_in_it_beyond_its_bounds_and_go_on_with_each_answ
     sent = [call.call_id for call in actor.messages_to_send() if isinstance(call, m.Call)]
     assert sent == [*ids[:256], ids[257]]
     cancelled, answered = actor.events()
-    assert isinstance(cancelled, down.CallEnded)
-    assert isinstance(answered, down.CallEnded)
+    assert isinstance(cancelled, m.Reply)
+    assert isinstance(answered, m.Reply)
     assert (cancelled.call_id, answered.call_id) == (ids[256], ids[0])
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import http.client
 import json
 import shutil
@@ -183,7 +182,7 @@ def test_a_worker_understands_an_older_learner_or_is_refused_by_it(release: Path
             return
         message = decode(frames)
         if isinstance(message, m.Welcome):
-            message = dataclasses.replace(message, incarnation=worker.incarnation)
+            message = message._replace(incarnation=worker.incarnation)
             incarnation = message.incarnation
         if direction == "broadcast":
             worker.broadcast(message, 0.0)

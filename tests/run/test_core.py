@@ -8,7 +8,6 @@ continues.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections import deque
 from types import SimpleNamespace
@@ -480,7 +479,7 @@ def test_a_fragment_that_arrives_after_the_end_is_counted_but_in_no_result(
     lease_id, version = worker.open.popleft()
     sent = fragment(version, lease_id)
     episodes = {"lengths": np.array([3], np.int32), "rewards": np.array([1.0])}
-    worker.session.fragment_done(dataclasses.replace(sent, episodes=episodes), learner.now)
+    worker.session.fragment_done(sent._replace(episodes=episodes), learner.now)
     worker.take_messages()
     learner.deliver_all()
     assert learner.core.counters.env_steps_sampled == LENGTH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
@@ -276,8 +275,7 @@ def test_episodes_with_non_finite_numbers_or_too_many_names_are_refused(episodes
 
 def test_an_error_does_not_repeat_long_text_from_a_peer() -> None:
     many = {f"{number}" + "x" * 200: np.nan for number in range(4000)}
-    flooding = samples(a=TIMES)
-    object.__setattr__(flooding, "perf", many)
+    flooding = samples(a=TIMES)._replace(perf=many)
     with pytest.raises(BatchError, match="0xxx") as one:
         check_samples(flooding)
     with pytest.raises(BatchError, match="episodes") as other:
@@ -298,7 +296,7 @@ def test_histories_longer_than_workers_send_are_refused() -> None:
 def test_a_filter_delta_that_would_freeze_the_statistic_for_good_is_refused() -> None:
     def seen(count: float) -> Samples:
         delta = {"n": np.array(count), "mean": np.zeros(4), "m2": np.zeros(4)}
-        return dataclasses.replace(samples(a=TIMES), filter_deltas={"default_policy": delta})
+        return samples(a=TIMES)._replace(filter_deltas={"default_policy": delta})
 
     check_samples(seen(1_000_000))  # including observations of fragments that were abandoned
     for count in (2**53 - 9, 1e300):

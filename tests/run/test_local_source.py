@@ -5,7 +5,6 @@ that the seed alone decides.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -217,7 +216,7 @@ def test_a_malformed_fragment_ends_training_since_the_next_one_would_be_malforme
     sample = SamplerUnit.sample
 
     def spoilt(unit: SamplerUnit) -> Samples:
-        return dataclasses.replace(sample(unit), batches={DEFAULT_POLICY_ID: {}})
+        return sample(unit)._replace(batches={DEFAULT_POLICY_ID: {}})
 
     async def spoil(alone: Alone) -> None:
         monkeypatch.setattr(SamplerUnit, "sample", spoilt)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import re
 import time
 from collections.abc import AsyncIterator
@@ -268,7 +267,7 @@ async def test_a_malformed_fragment_ends_only_its_workers_session() -> None:
                 **samples.batches[DEFAULT_POLICY_ID],
                 c.OBS: np.zeros((LENGTH, NUM_ENVS, 3), np.float32),
             }
-            return send(dataclasses.replace(samples, batches={DEFAULT_POLICY_ID: spoilt}), now)
+            return send(samples._replace(batches={DEFAULT_POLICY_ID: spoilt}), now)
 
         both.sessions[-1].fragment_done = send_spoiled  # type: ignore[method-assign]
         await both.source.wait_for_workers(2, 10)
@@ -287,11 +286,10 @@ async def test_a_malformed_fragment_ends_only_its_workers_session() -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda sent: dataclasses.replace(
-            sent, episodes={**sent.episodes, "hist/x": np.zeros(1 << 20, np.float16)}
+        lambda sent: sent._replace(
+            episodes={**sent.episodes, "hist/x": np.zeros(1 << 20, np.float16)}
         ),
-        lambda sent: dataclasses.replace(
-            sent,
+        lambda sent: sent._replace(
             filter_deltas={
                 DEFAULT_POLICY_ID: {"n": np.array(2.0**52), "mean": np.zeros(4), "m2": np.zeros(4)}
             },
@@ -436,7 +434,7 @@ def fragment_under(lease: m.Lease, version: int) -> m.Samples:
 async def test_messages_of_unregistered_peers_are_not_decoded_and_their_connection_ends() -> None:
     """200 messages of 64 MB each when decompressed."""
     huge = {"p": {"obs": np.zeros((64, 1 << 20), np.uint8)}}
-    bomb = encode(dataclasses.replace(fragment_under(m.Lease(1, 1, 0), 0), batches=huge))
+    bomb = encode(fragment_under(m.Lease(1, 1, 0), 0)._replace(batches=huge))
     assert 1 << 17 < sum(len(frame) for frame in bomb) < 1 << 20
     inflated, inflate = [], decoding.decompress
 
@@ -473,7 +471,7 @@ async def test_a_peer_that_joins_and_leaves_endlessly_does_not_fill_the_log() ->
     async with among("villain") as (both, villain):
         for number in range(40):
             villain.say(
-                dataclasses.replace(villain.hello, incarnation=f"i{number}"),
+                villain.hello._replace(incarnation=f"i{number}"),
                 m.Beat(0, "stuck", 1e9),
             )
             await villain.hears(m.Welcome)

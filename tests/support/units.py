@@ -65,9 +65,7 @@ def unit_of(learning: Learning) -> SamplerUnit:
 def sent(unit: SamplerUnit, seq: int = 1) -> Any:
     """Return the message of the next fragment, decoded from the wire."""
     fragment = unit.sample()
-    frames = encode(
-        dataclasses.replace(fragment, seq=seq, lease_id=1, filter_deltas=unit.take_deltas(seq))
-    )
+    frames = encode(fragment._replace(seq=seq, lease_id=1, filter_deltas=unit.take_deltas(seq)))
     return decode([memoryview(frame) for frame in frames])
 
 

@@ -18,7 +18,6 @@ kinds that we define.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -161,7 +160,7 @@ class LearnerSession:
                 f"snapshot {snapshot.version} builds on {snapshot.since}, but the newest is"
                 f" {self.version}"
             )
-        snapshot = dataclasses.replace(snapshot, learner_incarnation=self.learner_incarnation)
+        snapshot = snapshot._replace(learner_incarnation=self.learner_incarnation)
         former = data.snapshot
         whole = snapshot
         if former is not None and snapshot.since >= 0:

@@ -12,7 +12,6 @@ s, ``tick``. After each call it drains ``messages_to_send()`` and ``events()``. 
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -731,7 +730,7 @@ class _SentFragments:
         total.
         """
         self.sampled_total += samples.env_steps
-        message = dataclasses.replace(samples, seq=self.next_seq, sampled_total=self.sampled_total)
+        message = samples._replace(seq=self.next_seq, sampled_total=self.sampled_total)
         self.next_seq += 1
         size = _array_bytes(message)
         self._unacked.append((message, size))

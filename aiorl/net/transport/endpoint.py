@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeAlias
 
 from aiorl.errors import EndpointClosed
 from aiorl.process.tasks import Tasks
@@ -60,8 +60,7 @@ class EventKind(StrEnum):
     [learner]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """An event of a connection.
 
     Attributes:
@@ -77,8 +76,7 @@ class Event:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointTimes:
+class EndpointTimes(NamedTuple):
     """Times of an endpoint, in seconds.
 
     Attributes:
@@ -96,8 +94,7 @@ class EndpointTimes:
     tick_s: float = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointLimits:
+class EndpointLimits(NamedTuple):
     """Bounds of an endpoint.
 
     Attributes:
@@ -154,7 +151,7 @@ class EndpointLimits:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class EndpointStats:
     """A learner's counters since its start, and its current queue length.
 
@@ -175,7 +172,7 @@ class EndpointStats:
     dropped: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lifetime:
     """State of an endpoint: not started, open or closed.
 

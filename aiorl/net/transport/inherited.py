@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -93,8 +94,8 @@ class ChildrenEndpoint:
         self._streams[peer] = MessageStream(
             ours,
             self._limits,
-            on_message=lambda message: self._receive(peer, message),
-            on_end=lambda reason: self._ended(peer, reason),
+            on_message=functools.partial(self._receive, peer),
+            on_end=functools.partial(self._ended, peer),
         )
         self.on_event(Event(EventKind.CONNECTED, address=_ADDRESS))
         return peer, theirs
@@ -196,7 +197,7 @@ class ChildrenEndpoint:
         )
 
     def _receive(self, peer: bytes, message: StreamMessage) -> None:
-        self._stats.bytes_in += total_bytes(message.frames)
+        self._stats.bytes_in += sum(map(len, message.frames))
         self.on_message(peer, message.frames, "")
 
     def _ended(self, peer: bytes, reason: str) -> None:

@@ -18,13 +18,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aiorl.errors import RemoteProtocolError
-from aiorl.net.transport.endpoint import Buffer, EndpointLimits, total_bytes
+from aiorl.net.transport.endpoint import Buffer, EndpointLimits, frame_bytes
 
 _HEAD: Final = struct.Struct("<?3xIQ")
 """1 for a broadcast, number of frames, and bytes of all that follows."""
 _SIZE_BYTES: Final = 8
 _ALIGNMENT: Final = 16
-_PADDING: Final = bytes(_ALIGNMENT)
+_PADDINGS: Final = [bytes(-size % _ALIGNMENT) for size in range(_ALIGNMENT)]
+"""Bytes that follow a part, by its size modulo 16."""
 _READ_BYTES: Final = 1 << 16
 _JOIN_BELOW_BYTES: Final = 1 << 15
 """A shorter message is copied, which takes less time than many buffers."""
@@ -70,7 +71,7 @@ class MessageReader:
         self._max_frames = limits.max_frames
         sizes_and_padding = (limits.max_frames + 1) * (_SIZE_BYTES + _ALIGNMENT)
         self._max_bytes = limits.max_message_bytes + sizes_and_padding
-        self._buffer = bytearray(_READ_BYTES)
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._begin = 0  # of the bytes in the buffer that belong to no message yet
         self._end = 0  # of the bytes in the buffer, or in the body of a large message
         self._large: _Large | None = None
@@ -80,7 +81,7 @@ class MessageReader:
         """Memory for the next bytes of the stream; there is some once `next_message` has returned
         None.
         """
-        target = memoryview(self._buffer) if self._large is None else self._large.body
+        target = self._buffer if self._large is None else self._large.body
         return target[self._end :]
 
     def add(self, count: int) -> None:
@@ -108,8 +109,11 @@ class MessageReader:
         first = self._begin + _HEAD.size
         end = first + length
         if end <= self._end:
+            body = memoryview(bytes(self._buffer[first:end]))
             self._begin = end
-            body = memoryview(self._buffer[first:end]).toreadonly()
+            if end == self._end:
+                self._begin = 0
+                self._end = 0
             return _message(is_broadcast, num_frames, body)
         if length <= _READ_BYTES - _HEAD.size:
             self._move_to_front()
@@ -132,10 +136,9 @@ class MessageReader:
     def _move_to_front(self) -> None:
         if not self._begin:
             return
-        rest = self._buffer[self._begin : self._end]
-        self._buffer[: len(rest)] = rest
+        self._end -= self._begin
+        self._buffer[: self._end] = self._buffer[self._begin : self._begin + self._end]
         self._begin = 0
-        self._end = len(rest)
 
 
 class MessageStream:
@@ -187,14 +190,14 @@ class MessageStream:
 
     def send(self, frames: Sequence[Buffer], *, is_broadcast: bool = False) -> None:
         """Send a message, or keep it until the other side reads; never waits."""
-        message = _Unsent(is_broadcast, _buffers_of(frames, is_broadcast=is_broadcast))
-        self.num_unsent_bytes += total_bytes(message.buffers)
-        if self._unsent:
-            self._unsent.append(message)
-        elif not self._write(message.buffers):
-            self._unsent.append(message)
+        buffers = _buffers_of(frames, is_broadcast=is_broadcast)
+        self.num_unsent_bytes += sum(map(len, buffers))
+        if not self._unsent:
+            if self._write(buffers):
+                return
             self._is_sent.clear()
             self._loop.add_writer(self._connection.fileno(), self._flush)
+        self._unsent.append(_Unsent(is_broadcast, buffers))
 
     async def wait_sent(self) -> None:
         """Wait until no message waits."""
@@ -297,12 +300,13 @@ class MessageStream:
 
 @functools.cache
 def _sizes_struct(num_frames: int) -> struct.Struct:
-    return struct.Struct(f"<{num_frames}Q")
+    """Return the form of the sizes of the frames, with the padding behind them."""
+    return struct.Struct(f"<{num_frames}Q{-num_frames * _SIZE_BYTES % _ALIGNMENT}x")
 
 
 def _message(is_broadcast: bool, num_frames: int, body: memoryview) -> StreamMessage:
     sizes_of = _sizes_struct(num_frames)
-    begin = sizes_of.size + -sizes_of.size % _ALIGNMENT
+    begin = sizes_of.size
     if begin > len(body):
         raise RemoteProtocolError("a message without the sizes of its frames")
     frames = []
@@ -316,21 +320,17 @@ def _message(is_broadcast: bool, num_frames: int, body: memoryview) -> StreamMes
 
 def _buffers_of(frames: Sequence[Buffer], *, is_broadcast: bool) -> list[memoryview]:
     """Return the bytes of a message, in one copy if they are few."""
-    views = [memoryview(frame) for frame in frames]
-    sizes = [view.nbytes for view in views]
-    packed_sizes = _sizes_struct(len(sizes)).pack(*sizes)
-    parts: list[Buffer] = []
-    length = 0
-    all_parts: list[Buffer] = [packed_sizes, *views]
-    for part, size in zip(all_parts, (len(packed_sizes), *sizes), strict=True):
-        padding = -size % _ALIGNMENT
-        parts.append(part)
-        if padding:
-            parts.append(_PADDING[:padding])
-        length += size + padding
+    sizes = [*map(frame_bytes, frames)]
+    sizes_of = _sizes_struct(len(sizes))
+    parts: list[Buffer] = [sizes_of.pack(*sizes)]
+    length = sizes_of.size
+    for frame, size in zip(frames, sizes, strict=True):
+        padding = _PADDINGS[size % _ALIGNMENT]
+        parts += (frame, padding)
+        length += size + len(padding)
     head = _HEAD.pack(is_broadcast, len(sizes), length)
     if length < _JOIN_BELOW_BYTES:
-        return [memoryview(b"".join((head, *parts)))]
+        return [memoryview(head + b"".join(parts))]
     return [memoryview(part).cast("B") for part in (head, *parts) if len(part)]
 
 

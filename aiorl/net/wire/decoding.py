@@ -9,7 +9,7 @@ import functools
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
@@ -104,10 +104,9 @@ def decode(frames: Sequence[Buffer], limits: Limits = DEFAULT_LIMITS) -> m.Messa
         _fill_welcome(values, arrays)
     else:
         field = next(iter(kind.arrays))
-        if field in values:
-            values[field] = _put_arrays(values[field], arrays[field], field, limits.max_depth)
-            if arrays[field]:  # they would keep frames alive that no one counts
-                raise BadFrame("an array has no place in the value", field=field)
+        _put_arrays(values, arrays[field], field, limits.max_depth + 1)
+        if arrays[field]:  # they would keep frames alive that no one counts
+            raise BadFrame("an array has no place in the value", field=field)
         kind.check_scalars(values, limits)
     return kind.cls(**values)
 
@@ -216,8 +215,7 @@ _Place: TypeAlias = tuple[int, str, tuple[int, ...], np.dtype[Any], int, int, in
 """Place of an array: node, name, shape, dtype, storage, frame, offset in the frame, bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
+class _Places(NamedTuple):
     """Places of the arrays of a message, computed and bounded before any of its frames is read.
 
     Attributes:
@@ -430,20 +428,18 @@ def _fill_welcome(values: dict[str, Any], arrays: dict[str, Any]) -> None:
     values["snapshot"] = m.Snapshot(**values["snapshot"], **arrays["snapshot"])
 
 
-def _put_arrays(value: Any, arrays: dict[str, Any], field: str, depth: int) -> Any:
-    """Return ``value`` with arrays in the places of their references; they are removed from
+def _put_arrays(container: Any, arrays: dict[str, Any], field: str, depth: int) -> None:
+    """Put arrays in the places of their references in a dict or a list; they are removed from
     ``arrays``, as each of them stands in one place.
     """
-    kind = type(value)
-    if kind is _ArrayRef:
-        try:
-            return arrays.pop(value.name)
-        except KeyError:
-            raise BadFrame(f"array {value.name} is missing", field=field) from None
     if depth < 0:
         raise BadFrame("nested too deeply", field=field)
-    if kind is dict:
-        return {key: _put_arrays(item, arrays, field, depth - 1) for key, item in value.items()}
-    if kind is list:
-        return [_put_arrays(item, arrays, field, depth - 1) for item in value]
-    return value
+    items = container.items() if type(container) is dict else enumerate(container)
+    for key, item in items:
+        kind = type(item)
+        if kind is _ArrayRef:
+            if item.name not in arrays:
+                raise BadFrame(f"array {item.name} is missing", field=field)
+            container[key] = arrays.pop(item.name)
+        elif kind is dict or kind is list:
+            _put_arrays(item, arrays, field, depth - 1)

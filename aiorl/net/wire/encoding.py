@@ -53,6 +53,7 @@ _CACHED_LAYOUTS = 128
 _CACHED_NAMES = 512
 _CACHED_REFERENCES = 128
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_SEQUENCES = (list, tuple)
 _CONTAINERS = (dict, list, tuple, Mapping)
 _MAX_PAUSE = 31
 _MAX_DENSE = 4096
@@ -169,44 +170,26 @@ class _Writer:
 
     def add_array(self, node: int, name: str, value: object) -> None:
         array = np.asarray(value)
-        dtype = array.dtype
-        code = _CODES.get(dtype)
+        code = _CODES.get(array.dtype)
         if code is None:
-            code = dtype.newbyteorder("<").str
+            code = array.dtype.newbyteorder("<").str
             if code not in DTYPES:
                 raise LocalProtocolError(
-                    f"{name}: arrays of {dtype} cannot be sent; use bool, int, uint or float"
+                    f"{name}: arrays of {array.dtype} cannot be sent; use bool, int, uint or float"
                 )
             array = array.astype(code)
         size = array.nbytes
-        if array.ndim > self.limits.max_ndim or size > self.limits.max_array_bytes:
+        shape = array.shape
+        if len(shape) > self.limits.max_ndim or size > self.limits.max_array_bytes:
             raise LocalProtocolError(
-                f"{name}: an array of shape {array.shape} ({size:,} bytes) exceeds the protocol's"
+                f"{name}: an array of shape {shape} ({size:,} bytes) exceeds the protocol's"
                 f" limits ({self.limits.max_ndim} dimensions, {self.limits.max_array_bytes:,} bytes)"
             )
         self.num_bytes += size
         self.columns.append((node, name, code))
-        self.shapes.append(array.shape)
-        # half of the frames are left to arrays that cannot share one
-        if (
-            self.compress
-            and size >= MIN_COLUMN_BYTES
-            and 2 * len(self.frames) < self.limits.max_frames
-        ):
-            if dtype.kind == "f":
-                column = (node, name, code, array.shape)
-                if _dense.is_worth_a_try(column):
-                    array = _contiguous(array)
-                    if self.add_compressed(compress_array(array), LZ4):
-                        _dense.remove(column)
-                        return
-                    _dense.add(column)
-            else:
-                array = _contiguous(array)
-                if self.add_compressed(compress_stacks(array), STACKED):
-                    return
-                if self.add_compressed(compress_array(array), LZ4):
-                    return
+        self.shapes.append(shape)
+        if size >= MIN_COLUMN_BYTES and self.compress and self.compressed(array, node, name):
+            return
         if (self.shared is not None or size >= SHARE_FROM_BYTES) and self.share(array, size):
             return
         if not size or (size <= PACK_MAX_BYTES and self.packed_bytes + size <= PACK_TOTAL_BYTES):
@@ -221,6 +204,24 @@ class _Writer:
             self.storage.append(RAW)
             self.frames.append(_contiguous(array).data.cast("B"))
             self.shared = None
+
+    def compressed(self, array: Array, node: int, name: str) -> bool:
+        """Add an array compressed; return False if that does not pay."""
+        if 2 * len(self.frames) >= self.limits.max_frames:
+            return False  # half of the frames are left to arrays that cannot share one
+        if array.dtype.kind != "f":
+            array = _contiguous(array)
+            return self.add_compressed(compress_stacks(array), STACKED) or self.add_compressed(
+                compress_array(array), LZ4
+            )
+        column = (node, name, array.dtype, array.shape)
+        if not _dense.is_worth_a_try(column):
+            return False
+        if self.add_compressed(compress_array(_contiguous(array)), LZ4):
+            _dense.remove(column)
+            return True
+        _dense.add(column)
+        return False
 
     def add_compressed(self, compressed: bytes | None, storage: int) -> bool:
         """Add the frame of a compressed array; return False if there is none."""
@@ -285,8 +286,8 @@ def _header(
 ) -> bytes:
     """Return the first frame of a message."""
     try:
-        header: bytes = msgpack.packb(
-            (FORMAT_VERSION, name, scalars, layout, storage, shapes), default=_to_plain
+        header: bytes = msgpack.Packer(default=_to_plain).pack(
+            (FORMAT_VERSION, name, scalars, layout, storage, shapes)
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError(f"a {name} message cannot be packed: {error}") from error
@@ -336,17 +337,18 @@ def encode(
     if isinstance(message, m.Welcome):
         writer = _Writer(compress, limits)
         return writer.finish(kind.name, _welcome_scalars(message, writer))
-    scalars = {field: getattr(message, field) for field in kind.scalars}
-    kind.leave_out_defaults(scalars)
-    kind.fit_texts(scalars)
+    scalars = message._asdict()
     nested = NESTED_VALUES.get(kind.cls)
     if nested is not None:
+        kind.leave_out_defaults(scalars)
         return _encode_nested(kind.name, scalars, nested, compress=compress, limits=limits)
     writer = _Writer(compress, limits)
     for name, tree in kind.arrays.items():
-        value = getattr(message, name)
+        value = scalars.pop(name)
         if value or name not in OPTIONAL_ARRAYS:
             writer.add_tree(0, name, value, tree)
+    kind.leave_out_defaults(scalars)
+    kind.fit_texts(scalars)
     return writer.finish(kind.name, scalars)
 
 
@@ -393,18 +395,22 @@ def _take_arrays(value: Any, arrays: list[Array], depth: int) -> Any:
     """Add the arrays in ``value`` to ``arrays``, and return ``value`` with a reference in the place
     of each; without any, the message has no layout.
     """
-    if type(value) in _PLAIN:
-        return value
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return _reference(len(arrays) - 1)
     if not isinstance(value, _CONTAINERS):
         return value
-    if depth < 0:
+    if depth <= 0:
         raise LocalProtocolError("the value is nested too deeply to be sent")
-    if isinstance(value, Mapping):
-        return {key: _take_arrays(item, arrays, depth - 1) for key, item in value.items()}
-    return [_take_arrays(item, arrays, depth - 1) for item in value]
+    if not value:
+        return value
+    if isinstance(value, _SEQUENCES):
+        if _PLAIN.issuperset(map(type, value)):
+            return value
+        return [_take_arrays(item, arrays, depth - 1) for item in value]
+    if _PLAIN.issuperset(map(type, value.values())):
+        return value
+    return {key: _take_arrays(item, arrays, depth - 1) for key, item in value.items()}
 
 
 @functools.lru_cache(maxsize=_CACHED_REFERENCES)

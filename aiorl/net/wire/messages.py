@@ -1,5 +1,5 @@
-"""All messages of the wire protocol, a frozen dataclass each; the sessions decide which are allowed
-when.
+"""All messages of the wire protocol, a named tuple each: these are defined and made in a third of the
+time of frozen dataclasses. The sessions decide which are allowed when.
 
 There are three kinds of traffic: *up* (worker to learner), *down* (learner to one worker) and
 *broadcast* (learner to all workers). Values are only numbers, strings, bytes, lists, maps with
@@ -10,10 +10,8 @@ lost message never loses a count. An *incarnation* is one registration life of a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from aiorl.data.columns import Array
 from aiorl.data.fragment import PolicyGraph
@@ -24,6 +22,10 @@ PROTOCOL_VERSION = 4
 
 RUN_OF_ACTORS: Final = "actors"
 """``Hello.run_id`` of a process that offers to run an actor; no run has this id."""
+INIT: Final = "__init__"
+"""Method of the call, number 0, that makes the object of an actor."""
+_NONE: Final[Mapping[str, Any]] = {}
+"""Default of fields with maps; nothing changes the map of a message."""
 
 # A field's annotation, as written here, defines its permitted values: `aiorl.net.wire.schema`
 # checks by these names.
@@ -81,8 +83,7 @@ class RefusalCode:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """A worker asks to be registered, or says that it is still the same incarnation.
 
     Attributes:
@@ -107,8 +108,7 @@ class Hello:
     learner_incarnation: Name = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class Samples(NamedTuple):
     """One fragment, sampled under a lease.
 
     Attributes:
@@ -154,8 +154,7 @@ OUT_OF_DATA: Final = "waiting for the end: all of its stored experience is read"
 fragments have arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(NamedTuple):
     """Heartbeat of a worker.
 
     Attributes:
@@ -172,8 +171,7 @@ class Beat:
     abandoned_total: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRequest:
+class SnapshotRequest(NamedTuple):
     """A worker that missed a broadcast asks for the newest snapshot; ``have_version`` is -1 for
     none.
     """
@@ -181,18 +179,16 @@ class SnapshotRequest:
     have_version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """A failure on the worker; after a ``fatal`` one it ends."""
 
     kind: Kind
     message: Paragraph
-    fatal: bool = field(default=False, kw_only=True)
     traceback: Lines = ""
+    fatal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(NamedTuple):
     """A worker ends on purpose; the last message of its incarnation."""
 
     reason: Sentence
@@ -200,8 +196,7 @@ class Leaving:
     abandoned_total: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRequest:
+class StatusRequest(NamedTuple):
     """Anyone who may connect asks for the account of the run, of at most ``max_bytes``; it needs no
     registration.
     """
@@ -213,8 +208,7 @@ class StatusRequest:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Everything that acting depends on, of one version; apply it as a whole between two steps.
 
     A *partial* snapshot has only what has changed since an earlier version. It may be applied to
@@ -246,8 +240,8 @@ class Snapshot:
     global_vars: Mapping[str, Any]
     learner_incarnation: Name = ""
     since: Version = -1
-    policies: Arrays = field(default_factory=dict)
-    env_config: Mapping[str, Any] = field(default_factory=dict)
+    policies: Arrays = _NONE
+    env_config: Mapping[str, Any] = _NONE
     env_changes: Count = 0
 
     @property
@@ -269,8 +263,7 @@ class Snapshot:
             policies = {name: packed for name, packed in policies.items() if name not in removed}
         weights = {**earlier.weights, **self.weights}
         filters = {**earlier.filters, **self.filters}
-        return dataclasses.replace(
-            self,
+        return self._replace(
             weights={name: arrays for name, arrays in weights.items() if name not in removed},
             filters={name: state for name, state in filters.items() if name not in removed},
             since=earlier.since,
@@ -278,8 +271,7 @@ class Snapshot:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Welcome:
+class Welcome(NamedTuple):
     """The learner has registered a worker, and sends all data that it needs to sample.
 
     Attributes:
@@ -305,8 +297,7 @@ class Welcome:
     acked_seq: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """The learner refuses a message; if ``retry`` is True, the worker may come back.
 
     Attributes:
@@ -322,8 +313,7 @@ class Refused:
     incarnation: Name = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """Permission to sample fragments at a policy version of ``min_version`` or above.
 
     ``fragments`` is the total ever granted under this id, so repeating the message grants nothing
@@ -335,8 +325,7 @@ class Lease:
     min_version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """All Samples up to ``seq`` have arrived; if ``resend`` is True, later ones have not: send them
     again.
     """
@@ -345,16 +334,14 @@ class Ack:
     resend: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerBeat:
+class LearnerBeat(NamedTuple):
     """Heartbeat of the learner; its newest snapshot is ``version`` (-1 for none)."""
 
     learner_incarnation: Name
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(NamedTuple):
     """The learner ends; if ``final``, the run is over, otherwise the learner may come back and
     workers wait for it.
     """
@@ -363,8 +350,7 @@ class Bye:
     final: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Status:
+class Status(NamedTuple):
     """The account of the run (`aiorl.run.overview`), for people."""
 
     account: Account
@@ -374,8 +360,7 @@ class Status:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """Ask the receiver to run a method; the answer is a Reply with the same ``call_id``.
 
     A learner calls methods of workers. A hub of actors calls methods of an actor, and an actor
@@ -396,8 +381,7 @@ class Call:
     credit: Count32 = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
+class Reply(NamedTuple):
     """The answer to a Call: its result or, if ``ok`` is False, one of `failed` or `lost`."""
 
     call_id: Count
@@ -427,39 +411,34 @@ def lost(name: str, reason: str, *, is_restarting: bool = False) -> dict[str, Va
     return {"lost": name, "message": reason, "is_restarting": is_restarting}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Item:
+class Item(NamedTuple):
     """The next item of the stream that a Call asked for; a Reply ends the stream."""
 
     call_id: Count
     value: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(NamedTuple):
     """The caller can take ``items`` more of a stream."""
 
     call_id: Count
     items: Count32
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """The caller no longer waits for the answer; a Reply still follows."""
 
     call_id: Count
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Payload:
+class Payload(NamedTuple):
     """Arguments that calls to several actors share, broadcast once; the calls name its number."""
 
     number: Count
     value: Value
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadRequest:
+class PayloadRequest(NamedTuple):
     """An actor that missed a Payload asks for it."""
 
     number: Count

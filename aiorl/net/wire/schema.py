@@ -64,7 +64,7 @@ def _check_name(field: str, value: Any, limits: Limits) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Text:
     """Check of a field with text for people, or with plain data that contains texts; `fit` makes
     them printable.
@@ -144,6 +144,7 @@ def _check_plain_map(field: str, value: Any, limits: Limits) -> None:
 
 
 _LEAVES = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
+_KEYS = frozenset({str})
 
 
 def _check_nested(field: str, value: Any, depth: int) -> None:
@@ -152,16 +153,19 @@ def _check_nested(field: str, value: Any, depth: int) -> None:
         return
     if depth <= 0:
         raise BadFrame("nested too deeply", field=field)
-    if kind is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
-            _check_nested(field, item, depth - 1)
-    elif kind is list:
-        for item in value:
-            _check_nested(field, item, depth - 1)
-    else:
+    if kind is not dict and kind is not list:
         raise BadFrame(f"{kind.__name__} values cannot be sent", field=field)
+    if not value:
+        return
+    items = value
+    if kind is dict:
+        items = value.values()
+        if not _KEYS.issuperset(map(type, value)):
+            key = next(key for key in value if type(key) is not str)
+            raise BadFrame(f"expected names as keys, got {_show(key)}", field=field)
+    if not _LEAVES.issuperset(map(type, items)):
+        for item in items:
+            _check_nested(field, item, depth - 1)
 
 
 def _check_value(field: str, value: Any, limits: Limits) -> None:
@@ -225,7 +229,7 @@ class MessageType:
     scalars: Mapping[str, Check]
     arrays: Mapping[str, ArrayTree]
     texts: Mapping[str, Callable[[Any], Any]] = dataclasses.field(init=False)
-    defaults: Mapping[str, Any] = dataclasses.field(init=False)
+    defaults: dict[str, Any] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         """Pick the texts and the fields that can be left out."""
@@ -246,8 +250,7 @@ class MessageType:
                 field.
         """
         checks = self.scalars
-        for field, default in self.defaults.items():
-            values.setdefault(field, default)
+        values.update(self.defaults | values)
         try:
             for field, check in checks.items():
                 check(field, values[field], limits)
@@ -305,7 +308,8 @@ its array tree."""
 
 
 def _message_type(cls: type[m.Message]) -> MessageType:
-    fields = {name: _FIELDS[annotation] for name, annotation in cls.__annotations__.items()}
+    # a named tuple keeps the text of an annotation in a reference
+    fields = {name: _FIELDS[kind.__forward_arg__] for name, kind in cls.__annotations__.items()}
     return MessageType(
         re.sub(r"(?<=.)(?=[A-Z])", "_", cls.__name__).lower(),
         cls,

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -543,7 +543,7 @@ class WorkerService:
 
     def _send_fragment(self, unit: SamplerUnit, lease_id: int, samples: Samples) -> None:
         deltas = unit.take_deltas(self._session.next_seq)
-        samples = replace(samples, lease_id=lease_id, filter_deltas=deltas)
+        samples = samples._replace(lease_id=lease_id, filter_deltas=deltas)
         self._session.fragment_done(samples, time.monotonic())
         self._pump()
         if not self._has_sent:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 from aiorl.actors import actor_session as ev
 from aiorl.actors.actor_session import ActorSession, Identity, LinkState
-from aiorl.actors.call_events import CallEnded
 from aiorl.actors.values import LIMITS
 from aiorl.errors import RemoteProtocolError
 from aiorl.net.wire import messages as m
@@ -110,10 +109,10 @@ class HostileWorld:
                 case ev.ObjectRequested():
                     assert not self.is_made
                     self.is_made = True
-                case ev.CallArrived(call_id):
+                case m.Call(call_id):
                     assert call_id not in self.arrived
                     self.arrived.add(call_id)
-                case CallEnded(call_id):
+                case m.Reply(call_id):
                     self.calls.discard(call_id)
                 case ev.Ended():
                     assert session.state is LinkState.ENDED

@@ -157,9 +157,9 @@ class HostileWorld:
                 session.not_sent(target, message, "too large")
         for event in session.events():
             match event:
-                case ev.CallEnded(call_id) | ev.CallLost(call_id):
+                case m.Reply(call_id) | ev.CallLost(call_id):
                     self.pending.remove(call_id)
-                case ev.ItemArrived(call_id):
+                case m.Item(call_id):
                     assert call_id in self.pending
         for peer, _ in session.peers_to_drop():
             session.peer_gone(peer, "dropped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,13 @@ def snapshot(version: int) -> m.Snapshot:
 
 
 def hello(name: str = "a", **changes: Any) -> m.Hello:
-    return dataclasses.replace(
-        m.Hello(m.PROTOCOL_VERSION, "", f"w-{name}", f"i-{name}", 0, "host", 7, ""), **changes
-    )
+    given = m.Hello(m.PROTOCOL_VERSION, "", f"w-{name}", f"i-{name}", 0, "host", 7, "")
+    return given._replace(**changes)
 
 
 def fragment(seq: int, lease: int, /, **changes: Any) -> m.Samples:
     given = m.Samples(seq, lease, 10, 10, 1, 1, 1, 10, {}, {}, {}, {}, sampled_total=10 * seq)
-    return dataclasses.replace(given, **changes)
+    return given._replace(**changes)
 
 
 def make(*joined: str, **settings: Any) -> LearnerSession:
@@ -733,7 +731,7 @@ def test_if_many_miss_a_broadcast_the_next_one_is_whole_and_answers_them() -> No
     for number in range(100):
         session.receive(b"peer-%d" % number, m.SnapshotRequest(1), 1.0)
     assert 60 <= len(sent(session, m.Snapshot)) <= 64
-    session.publish(dataclasses.replace(snapshot(3), since=2), 1.1)
+    session.publish(snapshot(3)._replace(since=2), 1.1)
     ((target, message),) = session.messages_to_send()
     assert (target, message.since) == (BROADCAST, -1)
     session.tick(2.0)

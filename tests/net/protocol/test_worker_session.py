@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from typing import Any
@@ -22,7 +21,7 @@ def snapshot(version: int, learner: str = "L1") -> m.Snapshot:
 
 def welcome(session: WorkerSession, version: int = 1, **changes: Any) -> m.Welcome:
     given = m.Welcome(3, 4, "run", "L1", {}, {}, snapshot(version), session.incarnation)
-    return dataclasses.replace(given, **changes)
+    return given._replace(**changes)
 
 
 def make(**settings: Any) -> WorkerSession:
@@ -43,9 +42,8 @@ def registered(*, leased: int = 0, **settings: Any) -> WorkerSession:
 
 def draft(lease_id: int, version: int = 1, **changes: Any) -> m.Samples:
     batches = {"p": {"obs": np.zeros(100, np.float32)}}
-    return dataclasses.replace(
-        m.Samples(0, lease_id, 10, 10, version, version, 1, 10, batches, {}, {}, {}), **changes
-    )
+    given = m.Samples(0, lease_id, 10, 10, version, version, 1, 10, batches, {}, {}, {})
+    return given._replace(**changes)
 
 
 def sample(session: WorkerSession, count: int, now: float = 0.0) -> None:

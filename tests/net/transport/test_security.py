@@ -14,7 +14,6 @@ import pwd
 import re
 import shutil
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -365,7 +364,7 @@ async def test_withdrawn_keys_are_cut_off_while_another_client_keeps_knocking_an
     make_keys(tmp_path / "stranger")
     shutil.copy(keys / "learner.key", tmp_path / "stranger" / "learner.key")
     learner = stage.learner(
-        keys=load_learner_keys(keys), limits=replace(FAST, times=replace(FAST.times, tick_s=0.5))
+        keys=load_learner_keys(keys), limits=FAST._replace(times=FAST.times._replace(tick_s=0.5))
     )
     address, withdrawn = learner.endpoint.address, load_worker_keys(keys / "other.key_secret")
     stays = await stage.joined(address, keys=load_worker_keys(keys), limits=FAST)
@@ -443,7 +442,7 @@ async def test_a_first_message_is_judged_by_the_keys_admitted_when_it_comes(
     admitted = AdmittedKeys(keys / "admitted")
     monkeypatch.setattr(admission, "AdmittedKeys", lambda directory: admitted)
     learner = stage.learner(
-        keys=load_learner_keys(keys), limits=replace(FAST, times=replace(FAST.times, tick_s=30.0))
+        keys=load_learner_keys(keys), limits=FAST._replace(times=FAST.times._replace(tick_s=30.0))
     )
     async with _silent(stage, learner, keys, kind) as client:
         (keys / "admitted" / "other.key").unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,7 +76,7 @@ def joins(version: int, *names: str, **changes: Any) -> Snapshot:
         since=version - 1,
         policies=dict.fromkeys(names, packed()),
     )
-    frames = encode(dataclasses.replace(snapshot, **changes))
+    frames = encode(snapshot._replace(**changes))
     decoded = decode([memoryview(bytes(frame)) for frame in frames])
     assert isinstance(decoded, Snapshot)
     return decoded
@@ -123,7 +122,7 @@ def test_a_whole_snapshot_brings_what_was_missed_and_drops_what_it_does_not_have
     unit.offer(joins(1, "opponent_1"))
     unit.sample()
     whole = joins(9, "opponent_8", "opponent_9", since=-1)
-    unit.offer(dataclasses.replace(whole, weights={"learner": WEIGHTS, **whole.weights}))
+    unit.offer(whole._replace(weights={"learner": WEIGHTS, **whole.weights}))
     unit.sample()
     assert unit.worker.policy_map.keys() == {"learner", "opponent_8", "opponent_9"}
     assert opponents(unit) == {"opponent_9"}

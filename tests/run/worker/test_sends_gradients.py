@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -128,7 +127,7 @@ def test_gradients_pass_the_wire_and_the_learners_checks(units: Units) -> None:
         NUM_ROWS: columns[NUM_ROWS] + 1,
     }
     with pytest.raises(BatchError, match="agent_steps"):
-        check_samples(dataclasses.replace(message, batches={DEFAULT_POLICY_ID: boastful}))
+        check_samples(message._replace(batches={DEFAULT_POLICY_ID: boastful}))
 
 
 def test_without_tensorflow_a_worker_names_the_missing_package(
