@@ -42,6 +42,7 @@ from aiorl.offline.stored_columns import (
     check_booleans,
     episode_numbers,
     form_of,
+    in_dtype,
     object_column,
     read_batch,
 )
@@ -415,12 +416,10 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
         if pa.types.is_nested(kind):
             return flat.reshape(rows, -1)
         return flat
-    if dtype is not None and flat.dtype != dtype:
-        if pa.types.is_fixed_size_binary(kind):
-            flat = flat.view(dtype)
-        else:
-            with np.errstate(all="ignore"):  # another program's numbers can exceed the dtype
-                flat = flat.astype(dtype)
+    if dtype is not None and pa.types.is_fixed_size_binary(kind):
+        flat = flat.view(dtype)
+    elif dtype is not None:  # another program can have changed the numbers
+        flat = in_dtype(flat, dtype)
     check_booleans(flat)
     if flat.size != rows * math.prod(shape):
         raise DataError(f"{flat.size:,} numbers, not {rows:,} rows of {shape}")

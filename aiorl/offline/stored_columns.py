@@ -162,24 +162,32 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
         raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
     try:
         numbers = _array_of(_without_null_rows(rows))
-        target = dtype or _stored_dtype(numbers.dtype)
-        with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
-            converted = numbers.astype(target, copy=False)
+        if numbers.dtype == object and dtype is None:  # nulls, or integers beyond int64
+            numbers = numbers.astype(np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
             f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})"
         ) from error
-    is_exact = converted is numbers or target.kind == "f" or np.array_equal(converted, numbers)
-    if dtype is not None and (numbers.dtype == object or not is_exact):
-        raise DataError(f"numbers that don't fit {dtype}")
-    return converted
+    if dtype is None:
+        dtype = np.dtype(np.float32) if numbers.dtype == np.float64 else numbers.dtype
+    return in_dtype(numbers, dtype)
 
 
-def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which numbers without one are stored; objects are numbers and nulls."""
-    if dtype in (np.float64, object):
-        return np.dtype(np.float32)
-    return dtype
+def in_dtype(numbers: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers in a dtype; those too large for a dtype of floats become infinite.
+
+    Raises:
+        DataError: some are objects, or a dtype of whole numbers or booleans doesn't have them.
+    """
+    fits = numbers.dtype != object
+    if fits and numbers.dtype != dtype:
+        with np.errstate(all="ignore"):
+            converted = numbers.astype(dtype)
+        fits = dtype.kind == "f" or np.array_equal(converted, numbers)
+        numbers = converted
+    if not fits:
+        raise DataError(f"numbers that don't fit {dtype}, the dtype that the file gives")
+    return numbers
 
 
 def _without_null_rows(rows: list[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.registry import SUFFIXES, format_named, format_of, stored_batches
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
 
 
@@ -469,7 +469,6 @@ def test_a_file_that_is_not_parquet_is_reported(tmp_path, content):
 
 
 def parquet_of(path, note=None, **columns):
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     arrays = [pa.array(values) for values in columns.values()]
@@ -483,8 +482,6 @@ def parquet_of(path, note=None, **columns):
 
 
 def test_parquet_of_other_programs_is_read(tmp_path):
-    import pyarrow as pa
-
     path = parquet_of(
         tmp_path / "a.parquet",
         obs=[[1.0, 2.0], [3.0, 4.0]],
@@ -543,6 +540,34 @@ def test_parquet_without_columns_of_numbers_or_with_false_metadata_is_refused(
     assert "'x'" in str(errors[0])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int64", [1.0, 0.5]),
+        ("int64", [1.0, np.nan]),
+        ("int64", [1.0, 1e30]),
+        ("uint8", [1, -1]),
+        ("int64", pa.array([1, 2**63], pa.uint64())),
+        ("bool", [0, 256]),
+    ],
+)
+def test_numbers_of_another_program_that_the_dtype_of_a_column_does_not_have_are_refused(
+    tmp_path, dtype, values
+):
+    """Programs keep the metadata of a column that they change."""
+    path = parquet_of(tmp_path / "a.parquet", {"dtype": dtype, "shape": []}, x=values)
+    loaded, (error,) = read(path)
+    assert (loaded, error.path, error.place) == ([], str(path), "row group 1")
+    assert error.reason.startswith(f"column 'x': numbers that don't fit {dtype}")
+
+
+def test_numbers_of_another_program_get_the_dtype_of_their_column(tmp_path):
+    for dtype, values in (("int64", [1.0, 2.0]), ("float32", [1, 2]), ("bool", [1, 0])):
+        path = parquet_of(tmp_path / f"{dtype}.parquet", {"dtype": dtype, "shape": []}, x=values)
+        (loaded,), _ = read(path)
+        assert (loaded["x"].dtype, loaded["x"].tolist()) == (dtype, values)
+
+
 def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monkeypatch):
     path = parquet_of(tmp_path / "a.parquet", x=[np.zeros(100_000, np.int64)] * 5)
     assert path.stat().st_size < 2000
@@ -554,8 +579,6 @@ def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monk
 
 
 def test_a_footer_with_too_few_values_is_not_trusted(tmp_path, monkeypatch):
-    import pyarrow as pa
-
     path = parquet_of(tmp_path / "a.parquet", x=pa.array([[0] * 5000], pa.list_(pa.int64())))
     content = path.read_bytes()
     true, false = b"\x90\x4e", b"\xe4\x00"  # 5,000 and 50 in Thrift
