@@ -46,7 +46,7 @@ import orjson
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
 from aiorl.data.columns import Array
-from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
 from aiorl.offline.files import create, open_unpacked, packed
@@ -57,6 +57,7 @@ from aiorl.offline.stored_columns import (
     MAX_BATCH_BYTES,
     NUMBER_KINDS,
     Room,
+    check_names,
     check_policies,
     episode_numbers,
     from_bytes,
@@ -438,6 +439,7 @@ class _JsonFile(BatchFile):
 
     def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Create the file."""
+        self._path = path
         self._form = form
         self._compress = compress
         self._plain = create(path)
@@ -445,6 +447,10 @@ class _JsonFile(BatchFile):
 
     def write(self, batch: Batch) -> int:
         """See `BatchFile.write`."""
+        policies = rows_by_policy(batch)
+        check_names(policies, "policy", self._path)
+        for rows in policies.values():
+            check_names(rows, path=self._path)
         line = encoded(self._form.line(batch, self._compress), orjson.OPT_APPEND_NEWLINE)
         rest = memoryview(line)
         while rest:

@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -40,6 +41,7 @@ from aiorl.offline.stored_columns import (
     Form,
     Room,
     check_booleans,
+    check_names,
     episode_numbers,
     form_of,
     in_dtype,
@@ -242,7 +244,6 @@ _MAX_LIST = 64
 _GROUP_ROWS = 1 << 16
 _GROUP_BYTES = 1 << 24
 _UNKNOWN_BYTES = 8
-_MAX_NAME = 200
 
 
 class Parquet(Format):
@@ -265,6 +266,7 @@ class Parquet(Format):
         with open_plain(path) as plain, readable(path):
             try:
                 plainly = pq.ParquetFile(plain)
+                _check_distinct(plainly.schema_arrow.names)
                 columns = [_Column.of(field) for field in plainly.schema_arrow]
                 leaves = [plainly.schema.column(at) for at in range(len(plainly.schema.names))]
                 groups = read_row_groups(plain)
@@ -306,6 +308,18 @@ class Parquet(Format):
         return _ParquetFile(path)
 
 
+def _check_distinct(names: Sequence[str]) -> None:
+    """Refuse names of columns that no batch can have, and a name of several columns.
+
+    Raises:
+        DataError: there is one.
+    """
+    check_names(names)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DataError(f"{count} columns are called {name!r}; give each its own name")
+
+
 class _Column(NamedTuple):
     """Facts about a column, from its field.
 
@@ -338,8 +352,8 @@ class _Column(NamedTuple):
         """
         import pyarrow as pa
 
+        name = field.name
         note = (field.metadata or {}).get(_KEY)
-        name = one_line(field.name, _MAX_NAME)
         column = cls(name) if note is None else cls._of_note(name, note)
         kind = field.type
         if column.is_objects:
@@ -528,6 +542,7 @@ class _ParquetFile(BatchFile):
                 path=self._path,
             )
         form = form_of(batch)
+        check_names(form, path=self._path)
         self._form = self._form or form
         names = sorted(form.keys() | self._form.keys())
         differing = [name for name in names if form.get(name) != self._form.get(name)]

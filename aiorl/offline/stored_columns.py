@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.offline.column_names import with_known_names
-from aiorl.text import is_label, one_line
+from aiorl.text import MAX_LABEL, is_label, one_line
 
 MAX_BATCH_BYTES = 1 << 30
 """Limit of the bytes in one stored batch, over the columns of all its policies."""
@@ -96,9 +96,7 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
     """
     if not columns or len(columns) > _MAX_COLUMNS:
         raise DataError(f"{len(columns)} columns; a batch has 1 to {_MAX_COLUMNS}")
-    for name in columns:
-        if not name or not is_label(name):
-            raise DataError(f"a column is called {one_line(name, 80)!r}, which is not a valid name")
+    check_names(columns)
     writable = with_known_names(columns)
     for name, column in writable.items():
         # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a
@@ -113,6 +111,30 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
         raise DataError("a batch without rows")
     complete(batch)
     return batch
+
+
+def check_names(
+    names: Iterable[str],
+    kind: str = "column",
+    path: str = "",
+) -> None:
+    """Refuse names that no reader accepts.
+
+    Args:
+        names: names of columns or policies.
+        kind: the kind of thing that they name.
+        path: the file, if it is known.
+
+    Raises:
+        DataError: a name is empty, longer than 256 characters or not printable.
+    """
+    for name in names:
+        if not name or not is_label(name):
+            raise DataError(
+                f"a {kind} is called {one_line(name, 80)!r}, which is not a valid name; names have"
+                f" 1 to {MAX_LABEL} printable characters",
+                path=path,
+            )
 
 
 def complete(batch: SampleBatch) -> None:
@@ -138,11 +160,7 @@ def check_policies(policies: object) -> dict[str, Any]:
         raise DataError(
             f"a batch of several policies has 1 to {_MAX_POLICIES} of them by their ids"
         )
-    for policy_id in policies:
-        if not policy_id or not is_label(policy_id):
-            raise DataError(
-                f"a policy is called {one_line(policy_id, 80)!r}, which is not a valid name"
-            )
+    check_names(policies, "policy")
     return policies
 
 

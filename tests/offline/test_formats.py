@@ -128,6 +128,33 @@ def test_batches_of_several_policies_read_back_equal(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+BAD_NAMES = ["", "a\nb", "a\0b", "x" * 257, "\ud83d"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+@pytest.mark.parametrize("name", BAD_NAMES, ids=range(len(BAD_NAMES)))
+def test_names_that_no_reader_accepts_are_not_written(tmp_path, suffix, name):
+    rows = cartpole_rows()
+    batches = [SampleBatch({**rows, name: rows["t"]})]
+    if suffix == ".json":
+        batches += [MultiAgentBatch({"a": batches[0]}, 15), MultiAgentBatch({name: rows}, 15)]
+    for number, batch in enumerate(batches):
+        path = tmp_path / f"{number}{suffix}"
+        with pytest.raises(DataError, match=r"is called .* 1 to 256 printable") as caught:
+            write(path, batch)
+        assert caught.value.path == str(path)
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_long_names_read_back_equal(tmp_path, suffix):
+    numbers = np.arange(3)
+    objects = np.array([{}, {"a": 1}, {}], object)
+    batch = SampleBatch({"x" * 255 + "y": numbers, "x" * 256: objects})
+    (loaded,), _ = read(write(tmp_path / f"a{suffix}", batch))
+    assert_equal_batches(loaded, batch)
+
+
 def test_only_listed_columns_are_compressed(tmp_path):
     """R190."""
     write(tmp_path / "a.json", cartpole_rows(), compress_columns=frozenset({"obs"}))
@@ -566,6 +593,24 @@ def test_numbers_of_another_program_get_the_dtype_of_their_column(tmp_path):
         path = parquet_of(tmp_path / f"{dtype}.parquet", {"dtype": dtype, "shape": []}, x=values)
         (loaded,), _ = read(path)
         assert (loaded["x"].dtype, loaded["x"].tolist()) == (dtype, values)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["rewards", "rewards"], "2 columns are called 'rewards'; give each its own name"),
+        (["a", "a\0b"], "a column is called 'a?b', which is not a valid name"),
+        (["a", "x" * 300], "a column is called 'xxx"),
+    ],
+)
+def test_parquet_with_names_that_are_repeated_or_not_valid_is_refused(tmp_path, names, reason):
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1, 2]), pa.array([9, 9])], names), path)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert (caught.value.path, caught.value.place) == (str(path), "")
+    assert caught.value.reason.startswith(reason)
 
 
 def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monkeypatch):
