@@ -350,10 +350,10 @@ def _converted(
     dtype: type[np.generic],
     is_valid: Callable[[Array], Array],
 ) -> Array | None:
-    """Return floats [N] in a dtype, or as they are if one is missing; None if one is invalid, or
+    """Return numbers [N] in a dtype, or as they are if one is missing; None if one is invalid, or
     all are missing.
     """
-    if column.ndim != 1 or column.dtype.kind != "f":
+    if column.ndim != 1 or column.dtype.kind not in "iuf":
         return None
     is_missing = np.isnan(column)
     present = column[~is_missing]
@@ -391,17 +391,17 @@ def _flags(name: str, column: Array) -> Array:
     """Return flags [N] as booleans, unless one of them is missing.
 
     Raises:
-        DataError: there are others than numbers, or fractions.
+        DataError: there is something other than booleans, 0 and 1.
     """
-    if column.ndim == 1 and column.dtype.kind in "biu":
-        return column.astype(bool, copy=False)
+    if column.ndim == 1 and column.dtype == np.bool_:
+        return column
     fits = _converted(
         column,
         np.bool_,
         lambda numbers: np.isin(numbers, (0.0, 1.0)),
     )
     if fits is None:
-        raise DataError(f"column {name!r} does not hold flags")
+        raise DataError(f"column {name!r} does not hold flags, 0 or 1 for each row")
     return fits
 
 

@@ -250,6 +250,18 @@ def test_rllibs_other_lines_are_read(tmp_path):
     assert np.isnan(loaded[3]["rewards"]).tolist() == [False, True, True]
 
 
+@pytest.mark.parametrize("name", ["dones", "terminateds", "truncateds"])
+def test_flags_can_be_0_and_1_but_no_other_numbers(tmp_path, name):
+    right = [rllib_line(**{name: values}) for values in ([0, 0, 1], [0.0, 0.0, 1.0])]
+    wrong = [rllib_line(**{name: values}) for values in ([0, 0, 2], [0, -1, 1], [0, 255, None])]
+    loaded, errors = read(lines(tmp_path / "a.json", *right, *wrong))
+    assert [batch[name].tolist() for batch in loaded] == [[False, False, True]] * 2
+    assert [error.place for error in errors] == ["line 3", "line 4", "line 5"]
+    assert {error.reason for error in errors} == {
+        f"column {name!r} does not hold flags, 0 or 1 for each row"
+    }
+
+
 def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
     """Found by fuzzing: the reader let a warning of NumPy through."""
     loaded, _ = read(
