@@ -56,11 +56,13 @@ from aiorl.offline.stored_columns import (
     KNOWN,
     MAX_BATCH_BYTES,
     NUMBER_KINDS,
+    WHOLE_NUMBERS,
     Room,
     check_names,
     check_policies,
     episode_numbers,
     from_bytes,
+    in_dtype,
     numbers_of,
     object_column,
     read_batch,
@@ -330,6 +332,7 @@ def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
         names = rows.get(c.EPS_ID)
         if isinstance(names, list) and any(isinstance(name, str) for name in names):
             rows[c.EPS_ID] = episode_numbers(names).tolist()
+        rows = {name: (name, column) for name, column in rows.items()}
     return read_batch(rows, _rllib_column, room)
 
 
@@ -345,12 +348,10 @@ def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
     columns = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        if name == c.EPS_ID and any(isinstance(value, str) for value in values):
-            values = episode_numbers(values).tolist()
         first = next((value for value in values if value is not None), None)
         if name in KNOWN or not isinstance(first, str | dict | None):
             columns[name] = values
-    return read_batch(columns, _rllib_column, Room())
+    return _rllib_rows(columns, Room())
 
 
 # --- columns ---
@@ -374,15 +375,22 @@ def _column(column: object, room: Room) -> Array:
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
 
-def _rllib_column(column: object, room: Room) -> Array:
-    """Return a column of one of RLlib's lines; null becomes NaN, lists of mappings are kept."""
+def _rllib_column(named: tuple[str, object], room: Room) -> Array:
+    """Return a column of one of RLlib's lines by its name; null becomes NaN, lists of mappings are
+    kept.
+    """
+    name, column = named
     if isinstance(column, str):
         return read_pickled_array(_unpacked(column, room.left))
     if isinstance(column, list) and column and isinstance(column[0], str):
         return _rows_of_texts(column, room.left)
     if isinstance(column, list) and column and isinstance(column[0], dict):
         return object_column(column)
-    return numbers_of(column)
+    numbers = numbers_of(column)
+    # float32 would make one number of several large ones
+    if numbers.dtype == np.float64 and name not in WHOLE_NUMBERS:
+        return in_dtype(numbers, np.dtype(np.float32))
+    return numbers
 
 
 def _rows_of_texts(texts: list[Any], max_bytes: int) -> Array:

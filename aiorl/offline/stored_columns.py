@@ -169,8 +169,7 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
 
     Args:
         rows: list with an item for each row.
-        dtype: dtype of the array. None = that of the numbers, with NaN for null and float32 instead
-            of float64.
+        dtype: dtype of the array. None = that of the numbers, with NaN for null.
 
     Raises:
         DataError: the lists differ in length, are nested too deeply, or hold other values (NumPy
@@ -186,9 +185,7 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
         raise DataError(
             f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})"
         ) from error
-    if dtype is None:
-        dtype = np.dtype(np.float32) if numbers.dtype == np.float64 else numbers.dtype
-    return in_dtype(numbers, dtype)
+    return numbers if dtype is None else in_dtype(numbers, dtype)
 
 
 def in_dtype(numbers: Array, dtype: np.dtype[Any]) -> Array:
@@ -341,7 +338,10 @@ def _whole_numbers(name: str, column: Array) -> Array:
         lambda numbers: (abs(numbers) < limit) & (numbers == np.floor(numbers)),
     )
     if fits is None:
-        raise DataError(f"column {name!r} does not hold a whole number for each row")
+        raise DataError(
+            f"column {name!r} does not hold a whole number for each row; as floats, or next to rows"
+            f" without one, they must be less than {limit:,}"
+        )
     return fits
 
 

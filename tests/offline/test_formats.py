@@ -22,6 +22,7 @@ from aiorl.offline import json_lines, stored_columns
 from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.registry import SUFFIXES, format_named, format_of, stored_batches
+from aiorl.offline.stored_columns import episode_numbers
 
 pa = pytest.importorskip("pyarrow")
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
@@ -260,6 +261,31 @@ def test_flags_can_be_0_and_1_but_no_other_numbers(tmp_path, name):
     assert {error.reason for error in errors} == {
         f"column {name!r} does not hold flags, 0 or 1 for each row"
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([476287523, 476287523, None, 476287524], [476287523, 476287523, 476287524]),
+        ([476287523.0, 476287523.0, 476287524.0], [476287523, 476287523, 476287524]),
+        (["a", "a", None], episode_numbers(["a", "a"])),
+    ],
+)
+def test_large_numbers_of_episodes_are_read_as_floats_and_next_to_null(tmp_path, names, expected):
+    """Found in RLlib's files, whose numbers are random and have up to ten digits."""
+    path = lines(tmp_path / "a.json", rllib_line(len(names), eps_id=names))
+    stored = list(stored_batches(str(path)))
+    places = [error.place for error in stored if isinstance(error, DataError)]
+    assert places == [f"line 1, row {row + 1}" for row, name in enumerate(names) if name is None]
+    eps_id = stored[-1].batch["eps_id"]
+    assert (eps_id.dtype, eps_id.tolist()) == (np.int64, [*expected])
+
+
+def test_numbers_of_episodes_that_floats_cannot_hold_are_refused_with_the_limit(tmp_path):
+    path = lines(tmp_path / "a.json", rllib_line(2, eps_id=[2**53 + 1, None]))
+    _, (error,) = read(path)
+    assert error.reason.startswith("column 'eps_id'")
+    assert f"less than {2**53:,}" in error.reason
 
 
 def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
