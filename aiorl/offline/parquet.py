@@ -258,7 +258,7 @@ class Parquet(Format):
         path: str,
         share: Share = WHOLE,
     ) -> Generator[Stored | DataError, None, None]:
-        """See `Format.read`; a batch is a row group."""
+        """See `Format.read`; a batch is a row group, unless it has no rows."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -285,7 +285,7 @@ class Parquet(Format):
                 kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
                 raise DataError(kind + placed(error, path).reason, path=path) from error
             for number, (num_rows, chunks) in enumerate(groups):
-                if share.has(number):
+                if num_rows and share.has(number):
                     place = f"row group {number + 1}"
                     try:
                         num_bytes = num_rows * sum(column.row_bytes for column in columns)

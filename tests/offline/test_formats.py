@@ -19,6 +19,7 @@ from stored_rows import assert_equal_batches, cartpole_rows, read, write
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline import json_lines, stored_columns
+from aiorl.offline.commands import main
 from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.registry import SUFFIXES, format_named, format_of, stored_batches
@@ -649,6 +650,22 @@ def test_parquet_with_names_that_are_repeated_or_not_valid_is_refused(tmp_path, 
         read(path)
     assert (caught.value.path, caught.value.place) == (str(path), "")
     assert caught.value.reason.startswith(reason)
+
+
+def test_row_groups_without_rows_are_no_damage(tmp_path, capsys):
+    pq = pytest.importorskip("pyarrow.parquet")
+    names = ("obs", "actions", "rewards", "terminateds", "truncateds")
+    table = pa.table({name: cartpole_rows()[name].tolist() for name in names})
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, table.schema) as file:
+        for part in (table, table.slice(0, 0), table):
+            file.write_table(part)
+    pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
+    stored = list(format_of(str(path)).read(str(path)))
+    assert [batch.place for batch in stored] == ["row group 1", "row group 3"]
+    assert read(tmp_path / "empty.parquet") == ([], [])
+    assert main(["validate", str(tmp_path)]) == 0
+    assert "2 files checked: all fits" in capsys.readouterr().out
 
 
 def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monkeypatch):
