@@ -11,7 +11,8 @@ equal:
 
 A column has ``rows``, nested lists; or ``lz4``, base64 of an LZ4 frame of its bytes (little-endian,
 C order); or ``base64`` of the bytes themselves, if some of its numbers can't be written in JSON
-(NaN, infinities). The dtype ``json`` is for columns of objects, such as infos.
+(NaN, infinities). The dtype ``json`` is for columns of objects, such as infos; NaN and infinities
+in them are null.
 
 RLlib's batch format is one JSON object, too. Its columns are plain lists, or text that holds a
 compressed array:
@@ -35,6 +36,7 @@ import binascii
 import contextlib
 import json
 import logging
+import math
 import re
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
@@ -478,8 +480,10 @@ class _JsonFile(BatchFile):
 
 
 def jsonable(batch: SampleBatch) -> dict[str, Any]:
-    """Return columns that orjson can write; columns of other objects are left out, which is logged
-    once.
+    """Return columns that orjson can write.
+
+    Columns of other objects are left out, and NaN and infinities in objects become null. Either is
+    logged once.
     """
     columns = {name: _writable(name, column) for name, column in batch.items()}
     return {name: column for name, column in columns.items() if column is not None}
@@ -490,12 +494,29 @@ def _writable(name: str, column: Array) -> Any:
         return np.ascontiguousarray(column, column.dtype.newbyteorder("="))
     values = column.tolist()
     try:
-        encoded(values)
+        text = encoded(values)
     except DataError as error:
         if log_once(f"unwritten column {name}"):
             logger.warning("Column %r is not written: %s", name, error)
         return None
+    if b"null" in text and _is_not_finite(values) and log_once(f"not finite in column {name}"):
+        logger.warning(
+            "Column %r holds objects with NaN or infinities, which are written as null, because"
+            " JSON has no such numbers",
+            name,
+        )
     return values
+
+
+def _is_not_finite(value: object) -> bool:
+    """Return whether a value is a float that JSON doesn't have, or an object with one."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(map(_is_not_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def encoded(value: object, options: int = 0) -> bytes:

@@ -24,6 +24,7 @@ from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.registry import SUFFIXES, format_named, format_of, stored_batches
 from aiorl.offline.stored_columns import episode_numbers
+from aiorl.process.log_once import LogOnce
 
 pa = pytest.importorskip("pyarrow")
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
@@ -89,6 +90,29 @@ def test_infos_that_are_not_json_are_left_out_but_numpy_is_written(tmp_path, cap
     (loaded,), _ = read(tmp_path / "a.json")
     assert loaded["infos"][0] == {"array": [1, 0], "number": 1.5}
     assert "others" not in loaded
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+@pytest.mark.parametrize(
+    ("info", "stored", "is_logged"),
+    [
+        ({"x": [np.nan, (1, np.inf)]}, {"x": [None, [1, None]]}, True),
+        ({"x": np.array([1.5, -np.inf])}, {"x": [1.5, None]}, True),
+        ({"x": np.float32(np.nan)}, {"x": None}, True),
+        ({"x": None, "text": "nan"}, {"x": None, "text": "nan"}, False),
+    ],
+)
+def test_numbers_in_infos_that_json_does_not_have_are_null_which_is_logged_once(
+    tmp_path, caplog, monkeypatch, suffix, info, stored, is_logged
+):
+    monkeypatch.setattr(json_lines, "log_once", LogOnce())
+    batch = SampleBatch(rewards=np.ones(1), infos=np.array([info], object))
+    for number in range(2):
+        (loaded,), _ = read(write(tmp_path / f"{number}{suffix}", batch))
+        assert loaded["infos"].tolist() == [stored]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_logged
+    assert all("'infos'" in message and "null" in message for message in messages)
 
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=2).map(lambda shape: (3, *shape))
