@@ -11,7 +11,8 @@ equal:
 
 A column has ``rows``, nested lists; or ``lz4``, base64 of an LZ4 frame of its bytes (little-endian,
 C order); or ``base64`` of the bytes themselves, if some of its numbers can't be written in JSON
-(NaN, infinities). The dtype ``json`` is for columns of objects, such as infos.
+(NaN, infinities). The dtype ``json`` is for columns of objects, such as infos; NaN and infinities
+in them are null.
 
 RLlib's batch format is one JSON object, too. Its columns are plain lists, or text that holds a
 compressed array:
@@ -35,6 +36,7 @@ import binascii
 import contextlib
 import json
 import logging
+import math
 import re
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
@@ -46,7 +48,7 @@ import orjson
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
 from aiorl.data.columns import Array
-from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch
+from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
 from aiorl.offline.files import create, open_unpacked, packed
@@ -56,10 +58,13 @@ from aiorl.offline.stored_columns import (
     KNOWN,
     MAX_BATCH_BYTES,
     NUMBER_KINDS,
+    WHOLE_NUMBERS,
     Room,
+    check_names,
     check_policies,
     episode_numbers,
     from_bytes,
+    in_dtype,
     numbers_of,
     object_column,
     read_batch,
@@ -329,6 +334,7 @@ def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
         names = rows.get(c.EPS_ID)
         if isinstance(names, list) and any(isinstance(name, str) for name in names):
             rows[c.EPS_ID] = episode_numbers(names).tolist()
+        rows = {name: (name, column) for name, column in rows.items()}
     return read_batch(rows, _rllib_column, room)
 
 
@@ -344,12 +350,10 @@ def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
     columns = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        if name == c.EPS_ID and any(isinstance(value, str) for value in values):
-            values = episode_numbers(values).tolist()
         first = next((value for value in values if value is not None), None)
         if name in KNOWN or not isinstance(first, str | dict | None):
             columns[name] = values
-    return read_batch(columns, _rllib_column, Room())
+    return _rllib_rows(columns, Room())
 
 
 # --- columns ---
@@ -373,15 +377,22 @@ def _column(column: object, room: Room) -> Array:
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
 
-def _rllib_column(column: object, room: Room) -> Array:
-    """Return a column of one of RLlib's lines; null becomes NaN, lists of mappings are kept."""
+def _rllib_column(named: tuple[str, object], room: Room) -> Array:
+    """Return a column of one of RLlib's lines by its name; null becomes NaN, lists of mappings are
+    kept.
+    """
+    name, column = named
     if isinstance(column, str):
         return read_pickled_array(_unpacked(column, room.left))
     if isinstance(column, list) and column and isinstance(column[0], str):
         return _rows_of_texts(column, room.left)
     if isinstance(column, list) and column and isinstance(column[0], dict):
         return object_column(column)
-    return numbers_of(column)
+    numbers = numbers_of(column)
+    # float32 would make one number of several large ones
+    if numbers.dtype == np.float64 and name not in WHOLE_NUMBERS:
+        return in_dtype(numbers, np.dtype(np.float32))
+    return numbers
 
 
 def _rows_of_texts(texts: list[Any], max_bytes: int) -> Array:
@@ -438,6 +449,7 @@ class _JsonFile(BatchFile):
 
     def __init__(self, path: str, form: JsonLines, compress: frozenset[str]) -> None:
         """Create the file."""
+        self._path = path
         self._form = form
         self._compress = compress
         self._plain = create(path)
@@ -445,6 +457,10 @@ class _JsonFile(BatchFile):
 
     def write(self, batch: Batch) -> int:
         """See `BatchFile.write`."""
+        policies = rows_by_policy(batch)
+        check_names(policies, "policy", self._path)
+        for rows in policies.values():
+            check_names(rows, path=self._path)
         line = encoded(self._form.line(batch, self._compress), orjson.OPT_APPEND_NEWLINE)
         rest = memoryview(line)
         while rest:
@@ -464,8 +480,10 @@ class _JsonFile(BatchFile):
 
 
 def jsonable(batch: SampleBatch) -> dict[str, Any]:
-    """Return columns that orjson can write; columns of other objects are left out, which is logged
-    once.
+    """Return columns that orjson can write.
+
+    Columns of other objects are left out, and NaN and infinities in objects become null. Either is
+    logged once.
     """
     columns = {name: _writable(name, column) for name, column in batch.items()}
     return {name: column for name, column in columns.items() if column is not None}
@@ -476,12 +494,29 @@ def _writable(name: str, column: Array) -> Any:
         return np.ascontiguousarray(column, column.dtype.newbyteorder("="))
     values = column.tolist()
     try:
-        encoded(values)
+        text = encoded(values)
     except DataError as error:
         if log_once(f"unwritten column {name}"):
             logger.warning("Column %r is not written: %s", name, error)
         return None
+    if b"null" in text and _is_not_finite(values) and log_once(f"not finite in column {name}"):
+        logger.warning(
+            "Column %r holds objects with NaN or infinities, which are written as null, because"
+            " JSON has no such numbers",
+            name,
+        )
     return values
+
+
+def _is_not_finite(value: object) -> bool:
+    """Return whether a value is a float that JSON doesn't have, or an object with one."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(map(_is_not_finite, value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def encoded(value: object, options: int = 0) -> bytes:

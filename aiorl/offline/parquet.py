@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -40,8 +41,10 @@ from aiorl.offline.stored_columns import (
     Form,
     Room,
     check_booleans,
+    check_names,
     episode_numbers,
     form_of,
+    in_dtype,
     object_column,
     read_batch,
 )
@@ -241,7 +244,6 @@ _MAX_LIST = 64
 _GROUP_ROWS = 1 << 16
 _GROUP_BYTES = 1 << 24
 _UNKNOWN_BYTES = 8
-_MAX_NAME = 200
 
 
 class Parquet(Format):
@@ -256,7 +258,7 @@ class Parquet(Format):
         path: str,
         share: Share = WHOLE,
     ) -> Generator[Stored | DataError, None, None]:
-        """See `Format.read`; a batch is a row group."""
+        """See `Format.read`; a batch is a row group, unless it has no rows."""
         with needed_by("Parquet", "pyarrow", EXTRA, key="input"):
             import pyarrow as pa
             import pyarrow.parquet as pq
@@ -264,6 +266,7 @@ class Parquet(Format):
         with open_plain(path) as plain, readable(path):
             try:
                 plainly = pq.ParquetFile(plain)
+                _check_distinct(plainly.schema_arrow.names)
                 columns = [_Column.of(field) for field in plainly.schema_arrow]
                 leaves = [plainly.schema.column(at) for at in range(len(plainly.schema.names))]
                 groups = read_row_groups(plain)
@@ -282,7 +285,7 @@ class Parquet(Format):
                 kind = "" if isinstance(error, DataError) else "not a readable Parquet file: "
                 raise DataError(kind + placed(error, path).reason, path=path) from error
             for number, (num_rows, chunks) in enumerate(groups):
-                if share.has(number):
+                if num_rows and share.has(number):
                     place = f"row group {number + 1}"
                     try:
                         num_bytes = num_rows * sum(column.row_bytes for column in columns)
@@ -303,6 +306,18 @@ class Parquet(Format):
     def create(self, path: str, options: WriteOptions) -> BatchFile:
         """See `Format.create`."""
         return _ParquetFile(path)
+
+
+def _check_distinct(names: Sequence[str]) -> None:
+    """Refuse names of columns that no batch can have, and a name of several columns.
+
+    Raises:
+        DataError: there is one.
+    """
+    check_names(names)
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DataError(f"{count} columns are called {name!r}; give each its own name")
 
 
 class _Column(NamedTuple):
@@ -337,8 +352,8 @@ class _Column(NamedTuple):
         """
         import pyarrow as pa
 
+        name = field.name
         note = (field.metadata or {}).get(_KEY)
-        name = one_line(field.name, _MAX_NAME)
         column = cls(name) if note is None else cls._of_note(name, note)
         kind = field.type
         if column.is_objects:
@@ -415,12 +430,10 @@ def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
         if pa.types.is_nested(kind):
             return flat.reshape(rows, -1)
         return flat
-    if dtype is not None and flat.dtype != dtype:
-        if pa.types.is_fixed_size_binary(kind):
-            flat = flat.view(dtype)
-        else:
-            with np.errstate(all="ignore"):  # another program's numbers can exceed the dtype
-                flat = flat.astype(dtype)
+    if dtype is not None and pa.types.is_fixed_size_binary(kind):
+        flat = flat.view(dtype)
+    elif dtype is not None:  # another program can have changed the numbers
+        flat = in_dtype(flat, dtype)
     check_booleans(flat)
     if flat.size != rows * math.prod(shape):
         raise DataError(f"{flat.size:,} numbers, not {rows:,} rows of {shape}")
@@ -529,6 +542,7 @@ class _ParquetFile(BatchFile):
                 path=self._path,
             )
         form = form_of(batch)
+        check_names(form, path=self._path)
         self._form = self._form or form
         names = sorted(form.keys() | self._form.keys())
         differing = [name for name in names if form.get(name) != self._form.get(name)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Generator, Sequence
 
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError, nearest
 from aiorl.offline.episodes import EpisodeJoiner, rows_in_order
-from aiorl.offline.files import find_files, suffix_of, without_compression
+from aiorl.offline.files import find_files, is_uri, suffix_of, without_compression
 from aiorl.offline.formats import WHOLE, Format, Share, Stored, map_policies, placed
 from aiorl.offline.json_lines import JsonLines, RllibJson
 from aiorl.offline.minari_data import PREFIX, MinariDataset
@@ -66,7 +67,8 @@ def format_named(name: str) -> Format:
 
 
 def find_sources(sources: str | Sequence[str]) -> list[str]:
-    """Return the files that paths, directories, patterns, URIs and ``minari:NAME`` name, each once.
+    """Return the files that paths, directories, patterns, URIs and ``minari:NAME`` name, each once,
+    by the first of its names.
 
     Raises:
         ConfigError: one of them names no file, or a directory that can't be read (also a
@@ -75,7 +77,7 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
     """
     if isinstance(sources, str):
         sources = [sources]
-    files: list[str] = []
+    files: dict[str, str] = {}
     for source in sources:
         try:
             paths = [source] if source.startswith(PREFIX) else find_files(source, SUFFIXES)
@@ -98,8 +100,9 @@ def find_sources(sources: str | Sequence[str]) -> list[str]:
             )
         for path in paths:
             format_of(path)
-            files.append(path)
-    return list(dict.fromkeys(files))
+            is_local = not is_uri(path) and not path.startswith(PREFIX)
+            files.setdefault(os.path.realpath(path) if is_local else path, path)
+    return list(files.values())
 
 
 def stored_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from aiorl.data.columns import Array
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import BatchError, DataError
 from aiorl.offline.column_names import with_known_names
-from aiorl.text import is_label, one_line
+from aiorl.text import MAX_LABEL, is_label, one_line
 
 MAX_BATCH_BYTES = 1 << 30
 """Limit of the bytes in one stored batch, over the columns of all its policies."""
@@ -96,9 +96,7 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
     """
     if not columns or len(columns) > _MAX_COLUMNS:
         raise DataError(f"{len(columns)} columns; a batch has 1 to {_MAX_COLUMNS}")
-    for name in columns:
-        if not name or not is_label(name):
-            raise DataError(f"a column is called {one_line(name, 80)!r}, which is not a valid name")
+    check_names(columns)
     writable = with_known_names(columns)
     for name, column in writable.items():
         # arrays in a file's buffer are read-only, but callbacks and postprocessing can write to a
@@ -113,6 +111,30 @@ def to_batch(columns: Mapping[str, Array]) -> SampleBatch:
         raise DataError("a batch without rows")
     complete(batch)
     return batch
+
+
+def check_names(
+    names: Iterable[str],
+    kind: str = "column",
+    path: str = "",
+) -> None:
+    """Refuse names that no reader accepts.
+
+    Args:
+        names: names of columns or policies.
+        kind: the kind of thing that they name.
+        path: the file, if it is known.
+
+    Raises:
+        DataError: a name is empty, longer than 256 characters or not printable.
+    """
+    for name in names:
+        if not name or not is_label(name):
+            raise DataError(
+                f"a {kind} is called {one_line(name, 80)!r}, which is not a valid name; names have"
+                f" 1 to {MAX_LABEL} printable characters",
+                path=path,
+            )
 
 
 def complete(batch: SampleBatch) -> None:
@@ -138,11 +160,7 @@ def check_policies(policies: object) -> dict[str, Any]:
         raise DataError(
             f"a batch of several policies has 1 to {_MAX_POLICIES} of them by their ids"
         )
-    for policy_id in policies:
-        if not policy_id or not is_label(policy_id):
-            raise DataError(
-                f"a policy is called {one_line(policy_id, 80)!r}, which is not a valid name"
-            )
+    check_names(policies, "policy")
     return policies
 
 
@@ -151,8 +169,7 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
 
     Args:
         rows: list with an item for each row.
-        dtype: dtype of the array. None = that of the numbers, with NaN for null and float32 instead
-            of float64.
+        dtype: dtype of the array. None = that of the numbers, with NaN for null.
 
     Raises:
         DataError: the lists differ in length, are nested too deeply, or hold other values (NumPy
@@ -162,24 +179,30 @@ def numbers_of(rows: object, dtype: np.dtype[Any] | None = None) -> Array:
         raise DataError(f"a {type(rows).__name__}, not a list with a value for each row")
     try:
         numbers = _array_of(_without_null_rows(rows))
-        target = dtype or _stored_dtype(numbers.dtype)
-        with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
-            converted = numbers.astype(target, copy=False)
+        if numbers.dtype == object and dtype is None:  # nulls, or integers beyond int64
+            numbers = numbers.astype(np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
             f"rows that differ in shape or are not numbers ({one_line(str(error), 100)})"
         ) from error
-    is_exact = converted is numbers or target.kind == "f" or np.array_equal(converted, numbers)
-    if dtype is not None and (numbers.dtype == object or not is_exact):
-        raise DataError(f"numbers that don't fit {dtype}")
-    return converted
+    return numbers if dtype is None else in_dtype(numbers, dtype)
 
 
-def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which numbers without one are stored; objects are numbers and nulls."""
-    if dtype in (np.float64, object):
-        return np.dtype(np.float32)
-    return dtype
+def in_dtype(numbers: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers in a dtype; those too large for a dtype of floats become infinite.
+
+    Raises:
+        DataError: some are objects, or a dtype of whole numbers or booleans doesn't have them.
+    """
+    fits = numbers.dtype != object
+    if fits and numbers.dtype != dtype:
+        with np.errstate(all="ignore"):
+            converted = numbers.astype(dtype)
+        fits = dtype.kind == "f" or np.array_equal(converted, numbers)
+        numbers = converted
+    if not fits:
+        raise DataError(f"numbers that don't fit {dtype}, the dtype that the file gives")
+    return numbers
 
 
 def _without_null_rows(rows: list[Any]) -> list[Any]:
@@ -315,7 +338,10 @@ def _whole_numbers(name: str, column: Array) -> Array:
         lambda numbers: (abs(numbers) < limit) & (numbers == np.floor(numbers)),
     )
     if fits is None:
-        raise DataError(f"column {name!r} does not hold a whole number for each row")
+        raise DataError(
+            f"column {name!r} does not hold a whole number for each row; as floats, or next to rows"
+            f" without one, they must be less than {limit:,}"
+        )
     return fits
 
 
@@ -324,10 +350,10 @@ def _converted(
     dtype: type[np.generic],
     is_valid: Callable[[Array], Array],
 ) -> Array | None:
-    """Return floats [N] in a dtype, or as they are if one is missing; None if one is invalid, or
+    """Return numbers [N] in a dtype, or as they are if one is missing; None if one is invalid, or
     all are missing.
     """
-    if column.ndim != 1 or column.dtype.kind != "f":
+    if column.ndim != 1 or column.dtype.kind not in "iuf":
         return None
     is_missing = np.isnan(column)
     present = column[~is_missing]
@@ -365,17 +391,17 @@ def _flags(name: str, column: Array) -> Array:
     """Return flags [N] as booleans, unless one of them is missing.
 
     Raises:
-        DataError: there are others than numbers, or fractions.
+        DataError: there is something other than booleans, 0 and 1.
     """
-    if column.ndim == 1 and column.dtype.kind in "biu":
-        return column.astype(bool, copy=False)
+    if column.ndim == 1 and column.dtype == np.bool_:
+        return column
     fits = _converted(
         column,
         np.bool_,
         lambda numbers: np.isin(numbers, (0.0, 1.0)),
     )
     if fits is None:
-        raise DataError(f"column {name!r} does not hold flags")
+        raise DataError(f"column {name!r} does not hold flags, 0 or 1 for each row")
     return fits
 
 

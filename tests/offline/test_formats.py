@@ -19,11 +19,14 @@ from stored_rows import assert_equal_batches, cartpole_rows, read, write
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import ConfigError, DataError
 from aiorl.offline import json_lines, stored_columns
+from aiorl.offline.commands import main
 from aiorl.offline.files import open_plain
 from aiorl.offline.formats import WriteOptions
 from aiorl.offline.registry import SUFFIXES, format_named, format_of, stored_batches
+from aiorl.offline.stored_columns import episode_numbers
+from aiorl.process.log_once import LogOnce
 
-pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow")
 NESTED = {"a": [1, 2.5], "b": {"c": "text", "d": None}}
 
 
@@ -89,6 +92,29 @@ def test_infos_that_are_not_json_are_left_out_but_numpy_is_written(tmp_path, cap
     assert "others" not in loaded
 
 
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+@pytest.mark.parametrize(
+    ("info", "stored", "is_logged"),
+    [
+        ({"x": [np.nan, (1, np.inf)]}, {"x": [None, [1, None]]}, True),
+        ({"x": np.array([1.5, -np.inf])}, {"x": [1.5, None]}, True),
+        ({"x": np.float32(np.nan)}, {"x": None}, True),
+        ({"x": None, "text": "nan"}, {"x": None, "text": "nan"}, False),
+    ],
+)
+def test_numbers_in_infos_that_json_does_not_have_are_null_which_is_logged_once(
+    tmp_path, caplog, monkeypatch, suffix, info, stored, is_logged
+):
+    monkeypatch.setattr(json_lines, "log_once", LogOnce())
+    batch = SampleBatch(rewards=np.ones(1), infos=np.array([info], object))
+    for number in range(2):
+        (loaded,), _ = read(write(tmp_path / f"{number}{suffix}", batch))
+        assert loaded["infos"].tolist() == [stored]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_logged
+    assert all("'infos'" in message and "null" in message for message in messages)
+
+
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=2).map(lambda shape: (3, *shape))
 
 
@@ -126,6 +152,33 @@ def test_batches_of_several_policies_read_back_equal(tmp_path):
     with pytest.raises(DataError):
         write(tmp_path / "a.parquet", batch)
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+BAD_NAMES = ["", "a\nb", "a\0b", "x" * 257, "\ud83d"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+@pytest.mark.parametrize("name", BAD_NAMES, ids=range(len(BAD_NAMES)))
+def test_names_that_no_reader_accepts_are_not_written(tmp_path, suffix, name):
+    rows = cartpole_rows()
+    batches = [SampleBatch({**rows, name: rows["t"]})]
+    if suffix == ".json":
+        batches += [MultiAgentBatch({"a": batches[0]}, 15), MultiAgentBatch({name: rows}, 15)]
+    for number, batch in enumerate(batches):
+        path = tmp_path / f"{number}{suffix}"
+        with pytest.raises(DataError, match=r"is called .* 1 to 256 printable") as caught:
+            write(path, batch)
+        assert caught.value.path == str(path)
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_long_names_read_back_equal(tmp_path, suffix):
+    numbers = np.arange(3)
+    objects = np.array([{}, {"a": 1}, {}], object)
+    batch = SampleBatch({"x" * 255 + "y": numbers, "x" * 256: objects})
+    (loaded,), _ = read(write(tmp_path / f"a{suffix}", batch))
+    assert_equal_batches(loaded, batch)
 
 
 def test_only_listed_columns_are_compressed(tmp_path):
@@ -221,6 +274,43 @@ def test_rllibs_other_lines_are_read(tmp_path):
     assert loaded[1].count == 3
     assert loaded[2]["dones"].tolist() == [False, True, True]
     assert np.isnan(loaded[3]["rewards"]).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["dones", "terminateds", "truncateds"])
+def test_flags_can_be_0_and_1_but_no_other_numbers(tmp_path, name):
+    right = [rllib_line(**{name: values}) for values in ([0, 0, 1], [0.0, 0.0, 1.0])]
+    wrong = [rllib_line(**{name: values}) for values in ([0, 0, 2], [0, -1, 1], [0, 255, None])]
+    loaded, errors = read(lines(tmp_path / "a.json", *right, *wrong))
+    assert [batch[name].tolist() for batch in loaded] == [[False, False, True]] * 2
+    assert [error.place for error in errors] == ["line 3", "line 4", "line 5"]
+    assert {error.reason for error in errors} == {
+        f"column {name!r} does not hold flags, 0 or 1 for each row"
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([476287523, 476287523, None, 476287524], [476287523, 476287523, 476287524]),
+        ([476287523.0, 476287523.0, 476287524.0], [476287523, 476287523, 476287524]),
+        (["a", "a", None], episode_numbers(["a", "a"])),
+    ],
+)
+def test_large_numbers_of_episodes_are_read_as_floats_and_next_to_null(tmp_path, names, expected):
+    """Found in RLlib's files, whose numbers are random and have up to ten digits."""
+    path = lines(tmp_path / "a.json", rllib_line(len(names), eps_id=names))
+    stored = list(stored_batches(str(path)))
+    places = [error.place for error in stored if isinstance(error, DataError)]
+    assert places == [f"line 1, row {row + 1}" for row, name in enumerate(names) if name is None]
+    eps_id = stored[-1].batch["eps_id"]
+    assert (eps_id.dtype, eps_id.tolist()) == (np.int64, [*expected])
+
+
+def test_numbers_of_episodes_that_floats_cannot_hold_are_refused_with_the_limit(tmp_path):
+    path = lines(tmp_path / "a.json", rllib_line(2, eps_id=[2**53 + 1, None]))
+    _, (error,) = read(path)
+    assert error.reason.startswith("column 'eps_id'")
+    assert f"less than {2**53:,}" in error.reason
 
 
 def test_numbers_that_float32_cannot_hold_are_infinite(tmp_path):
@@ -469,7 +559,6 @@ def test_a_file_that_is_not_parquet_is_reported(tmp_path, content):
 
 
 def parquet_of(path, note=None, **columns):
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     arrays = [pa.array(values) for values in columns.values()]
@@ -483,8 +572,6 @@ def parquet_of(path, note=None, **columns):
 
 
 def test_parquet_of_other_programs_is_read(tmp_path):
-    import pyarrow as pa
-
     path = parquet_of(
         tmp_path / "a.parquet",
         obs=[[1.0, 2.0], [3.0, 4.0]],
@@ -543,6 +630,68 @@ def test_parquet_without_columns_of_numbers_or_with_false_metadata_is_refused(
     assert "'x'" in str(errors[0])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("int64", [1.0, 0.5]),
+        ("int64", [1.0, np.nan]),
+        ("int64", [1.0, 1e30]),
+        ("uint8", [1, -1]),
+        ("int64", pa.array([1, 2**63], pa.uint64())),
+        ("bool", [0, 256]),
+    ],
+)
+def test_numbers_of_another_program_that_the_dtype_of_a_column_does_not_have_are_refused(
+    tmp_path, dtype, values
+):
+    """Programs keep the metadata of a column that they change."""
+    path = parquet_of(tmp_path / "a.parquet", {"dtype": dtype, "shape": []}, x=values)
+    loaded, (error,) = read(path)
+    assert (loaded, error.path, error.place) == ([], str(path), "row group 1")
+    assert error.reason.startswith(f"column 'x': numbers that don't fit {dtype}")
+
+
+def test_numbers_of_another_program_get_the_dtype_of_their_column(tmp_path):
+    for dtype, values in (("int64", [1.0, 2.0]), ("float32", [1, 2]), ("bool", [1, 0])):
+        path = parquet_of(tmp_path / f"{dtype}.parquet", {"dtype": dtype, "shape": []}, x=values)
+        (loaded,), _ = read(path)
+        assert (loaded["x"].dtype, loaded["x"].tolist()) == (dtype, values)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["rewards", "rewards"], "2 columns are called 'rewards'; give each its own name"),
+        (["a", "a\0b"], "a column is called 'a?b', which is not a valid name"),
+        (["a", "x" * 300], "a column is called 'xxx"),
+    ],
+)
+def test_parquet_with_names_that_are_repeated_or_not_valid_is_refused(tmp_path, names, reason):
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1, 2]), pa.array([9, 9])], names), path)
+    with pytest.raises(DataError) as caught:
+        read(path)
+    assert (caught.value.path, caught.value.place) == (str(path), "")
+    assert caught.value.reason.startswith(reason)
+
+
+def test_row_groups_without_rows_are_no_damage(tmp_path, capsys):
+    pq = pytest.importorskip("pyarrow.parquet")
+    names = ("obs", "actions", "rewards", "terminateds", "truncateds")
+    table = pa.table({name: cartpole_rows()[name].tolist() for name in names})
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, table.schema) as file:
+        for part in (table, table.slice(0, 0), table):
+            file.write_table(part)
+    pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
+    stored = list(format_of(str(path)).read(str(path)))
+    assert [batch.place for batch in stored] == ["row group 1", "row group 3"]
+    assert read(tmp_path / "empty.parquet") == ([], [])
+    assert main(["validate", str(tmp_path)]) == 0
+    assert "2 files checked: all fits" in capsys.readouterr().out
+
+
 def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monkeypatch):
     path = parquet_of(tmp_path / "a.parquet", x=[np.zeros(100_000, np.int64)] * 5)
     assert path.stat().st_size < 2000
@@ -554,8 +703,6 @@ def test_lists_with_repeated_values_count_with_their_decoded_size(tmp_path, monk
 
 
 def test_a_footer_with_too_few_values_is_not_trusted(tmp_path, monkeypatch):
-    import pyarrow as pa
-
     path = parquet_of(tmp_path / "a.parquet", x=pa.array([[0] * 5000], pa.list_(pa.int64())))
     content = path.read_bytes()
     true, false = b"\x90\x4e", b"\xe4\x00"  # 5,000 and 50 in Thrift

@@ -64,6 +64,21 @@ def test_a_list_of_sources_names_each_file_once(folder):
     assert [os.path.basename(path) for path in loaded[:3]] == ["0.json", "3.json", "2.parquet"]
 
 
+def test_a_file_with_several_names_is_read_once(folder, monkeypatch):
+    path = str(folder / "0.json")
+    link = folder / "link.json"
+    link.symlink_to(path)
+    monkeypatch.chdir(folder)
+    other_names = [str(link), f"{folder}/../{folder.name}/0.json", "0.json"]
+    assert find_sources([path, *other_names]) == [path]
+    assert find_sources([*other_names, path]) == [str(link)]
+    counts = [
+        sum(batch.count for batch in FileReader(source, ReaderOptions(epochs=1)))
+        for source in (path, [path, *other_names])
+    ]
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("name", ["nothing", "*.json", "a.json"])
 def test_a_source_without_files_is_refused(tmp_path, name):
     """R187: ValueError."""
