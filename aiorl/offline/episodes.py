@@ -20,7 +20,7 @@ from aiorl.data.columns import I64, Bools
 from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
-from aiorl.offline.stored_columns import FLAGS, form_of
+from aiorl.offline.stored_columns import FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -249,6 +249,13 @@ class _OpenEpisode:
         return rows
 
 
+def _row_shapes(part: SampleBatch) -> dict[str, tuple[int, ...]]:
+    """Return the shape of a row in each column. Dtypes can differ from batch to batch: in JSON,
+    whole numbers are int64 and fractions float32.
+    """
+    return {name: column.shape[1:] for name, column in part.items()}
+
+
 def _steps(part: SampleBatch) -> tuple[int, int]:
     """Return the first and the last step of rows in order."""
     t = part[c.T]
@@ -382,7 +389,7 @@ class EpisodeJoiner:
         """
         episode = self._open[key]
         last = episode.parts[-1]
-        if form_of(last) != form_of(part):
+        if _row_shapes(last) != _row_shapes(part):
             return False
         if c.EPS_ID not in part:
             return _follows(last, part)
