@@ -74,7 +74,7 @@ def episode_order(rows: SampleBatch) -> I64 | None:
     if c.EPS_ID not in rows and c.AGENT_INDEX not in rows:
         _refuse_equal_steps(rows)
         return None
-    numbers = _episode_numbers(rows)
+    numbers = episode_numbers(rows)
     order: I64 = np.argsort(numbers, kind="stable")
     if c.T in rows:
         sorted_numbers = numbers[order]
@@ -114,9 +114,9 @@ def _refuse_equal_steps(rows: SampleBatch) -> None:
         )
 
 
-def _episode_numbers(rows: SampleBatch) -> I64:
-    """Return for each row the number of its episode and agent, in order of their first rows in the
-    batch.
+def episode_numbers(rows: SampleBatch) -> I64:
+    """Return [B]: for each row the number of its episode and agent, in order of their first rows in
+    the batch.
     """
     changes = _changes(rows)
     runs: I64 = np.append(0, np.cumsum(changes)).astype(np.int64)
