@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from aiorl.data.columns import Array
+from aiorl.data.columns import Array, Bools
 from aiorl.data.spaces import KINDS
 from aiorl.errors import BatchError, UnsupportedSpaceError
 
@@ -243,6 +243,23 @@ class ActionLayout:
             return [column]
         return [_component_batch(part, column[:, part.place]) for part in self._components]
 
+    def misfits(self, column: Array) -> Iterator[tuple[Space, Bools]]:
+        """Yield each of `leaves` with flags [N] of the actions that it doesn't have.
+
+        A Box has all finite numbers, or whole ones, because actions are clipped later.
+
+        Args:
+            column: N actions ``[N, *shape]``, of any dtype of numbers.
+        """
+        flat = column.reshape(len(column), math.prod(self.shape))
+        for part in self._components:
+            numbers = flat[:, part.place]
+            low, high = _range_of(part.space)
+            fits = (numbers >= low) & (numbers <= high)
+            if part.is_whole:
+                fits &= numbers == np.rint(numbers)
+            yield part.space, ~fits.all(axis=1)
+
     def _column_bounds(self) -> tuple[Array, Array] | None:
         """Return the lowest and the highest action in column form; None without bounds."""
         if isinstance(self.space, spaces.Box):
@@ -418,6 +435,18 @@ def _largest(leaf: Space) -> int:
         case spaces.Box():
             return max(abs(int(leaf.low.min())), abs(int(leaf.high.max())))
     return 1
+
+
+def _range_of(leaf: Space) -> tuple[Any, Any]:
+    """Return the range of each number of a component's actions; a Box allows all finite ones."""
+    match leaf:
+        case spaces.Discrete():
+            return leaf.start, leaf.start + (leaf.n - 1)
+        case spaces.MultiDiscrete():
+            return leaf.start.ravel(), (leaf.start + (leaf.nvec - 1)).ravel()
+        case spaces.MultiBinary():
+            return 0, 1
+    return -np.finfo(np.float64).max, np.finfo(np.float64).max
 
 
 def _leaf_values(space: Space, value: Any) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from aiorl.data.columns import I64, Bools
 from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.formats import Stored
-from aiorl.offline.stored_columns import FLAGS, form_of
+from aiorl.offline.stored_columns import FLAGS
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def episode_order(rows: SampleBatch) -> I64 | None:
     if c.EPS_ID not in rows and c.AGENT_INDEX not in rows:
         _refuse_equal_steps(rows)
         return None
-    numbers = _episode_numbers(rows)
+    numbers = episode_numbers(rows)
     order: I64 = np.argsort(numbers, kind="stable")
     if c.T in rows:
         sorted_numbers = numbers[order]
@@ -114,9 +114,9 @@ def _refuse_equal_steps(rows: SampleBatch) -> None:
         )
 
 
-def _episode_numbers(rows: SampleBatch) -> I64:
-    """Return for each row the number of its episode and agent, in order of their first rows in the
-    batch.
+def episode_numbers(rows: SampleBatch) -> I64:
+    """Return [B]: for each row the number of its episode and agent, in order of their first rows in
+    the batch.
     """
     changes = _changes(rows)
     runs: I64 = np.append(0, np.cumsum(changes)).astype(np.int64)
@@ -247,6 +247,13 @@ class _OpenEpisode:
         if c.T in rows and (rows[c.T][1:] <= rows[c.T][:-1]).any():
             rows = rows.take(np.argsort(rows[c.T], kind="stable"))
         return rows
+
+
+def _row_shapes(part: SampleBatch) -> dict[str, tuple[int, ...]]:
+    """Return the shape of a row in each column. Dtypes can differ from batch to batch: in JSON,
+    whole numbers are int64 and fractions float32.
+    """
+    return {name: column.shape[1:] for name, column in part.items()}
 
 
 def _steps(part: SampleBatch) -> tuple[int, int]:
@@ -382,7 +389,7 @@ class EpisodeJoiner:
         """
         episode = self._open[key]
         last = episode.parts[-1]
-        if form_of(last) != form_of(part):
+        if _row_shapes(last) != _row_shapes(part):
             return False
         if c.EPS_ID not in part:
             return _follows(last, part)

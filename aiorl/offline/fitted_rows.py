@@ -23,8 +23,7 @@ class RowFitter:
     """Conversion of stored rows to the dtypes and shapes of a policy's spaces.
 
     Files of other programs have float64 where batches have float32, floats for whole numbers, and
-    numbers for rows with one number, or the other way round. Rows of other shapes are not changed;
-    those who use them report it.
+    numbers for rows with one number, or the other way round. Rows of other shapes are refused.
     """
 
     def __init__(
@@ -35,8 +34,8 @@ class RowFitter:
         """Set the spaces.
 
         Args:
-            observation_space: the policy's observation space; None to leave observations as they
-                are.
+            observation_space: the policy's observation space; None, or a space other than a Box, to
+                leave observations as they are.
             action_space: the policy's action space; None to leave actions as they are.
         """
         is_box = isinstance(observation_space, spaces.Box)
@@ -52,8 +51,8 @@ class RowFitter:
         """Convert the columns of `rows` in place.
 
         Raises:
-            DataError: numbers are fractions, or too large, for a policy that takes whole ones; or a
-                discrete action is none of the space.
+            DataError: rows have another shape than the policy's; numbers are fractions, or too
+                large, for a policy that takes whole ones; or an action is none of the space.
         """
         space = self._observation_space
         for name in (c.OBS, c.NEW_OBS):
@@ -69,7 +68,7 @@ class RowFitter:
             if layout is not None and name in rows:
                 rows[name] = _converted(name, rows[name], layout.shape, layout.dtype)
         if layout is not None and c.ACTIONS in rows:
-            _check_discrete(layout.space, rows)
+            _check_actions(layout, rows[c.ACTIONS])
         for name in _NUMBERS:
             if name in rows and rows[name].dtype.kind in "biuf" and rows[name].dtype != np.float32:
                 rows[name] = rows[name].astype(np.float32)
@@ -85,12 +84,19 @@ def _converted(
     differ.
 
     Raises:
-        DataError: whole numbers are wanted, and there are others.
+        DataError: other axes differ, or whole numbers are wanted, and there are others.
     """
     row_shape = column.shape[1:]
-    if row_shape != shape and _without_ones(row_shape) == _without_ones(shape):
+    if row_shape != shape:
+        if _without_ones(row_shape) != _without_ones(shape):
+            form = "actions of a Tuple or Dict must be one row of numbers each"
+            if name in (c.OBS, c.NEW_OBS):
+                form = "observations in the form of the environment must be preprocessed first"
+            raise DataError(
+                f"{name} has rows of shape {row_shape}, but the policy takes {shape}; {form}"
+            )
         column = column.reshape(len(column), *shape)
-    if column.shape[1:] != shape or column.dtype == dtype or column.dtype.kind not in "biuf":
+    if column.dtype == dtype or column.dtype.kind not in "biuf":
         return column
     with np.errstate(all="ignore"):  # what doesn't fit is found below
         converted = column.astype(dtype)
@@ -112,23 +118,14 @@ def _rows_with_any(flags: Array) -> Array:
     return np.flatnonzero(flags.reshape(len(flags), -1).any(axis=1))
 
 
-def _check_discrete(space: spaces.Space[Any], rows: SampleBatch) -> None:
-    """Refuse actions that a Discrete or MultiDiscrete space does not have.
+def _check_actions(layout: ActionLayout, actions: Array) -> None:
+    """Refuse actions [B, ...] that a space does not have.
 
     Raises:
         DataError: there is one.
     """
-    actions = rows[c.ACTIONS]
-    if actions.shape[1:] != space.shape:
-        return
-    if isinstance(space, spaces.Discrete):
-        number = np.asarray(space.n)
-    elif isinstance(space, spaces.MultiDiscrete):
-        number = np.asarray(space.nvec)
-    else:
-        return
-    first = np.asarray(space.start)
-    wrong_rows = _rows_with_any((actions < first) | (actions - first >= number))
-    if len(wrong_rows):
-        row = int(wrong_rows[0])
-        raise DataError(f"the action {actions[row].tolist()} of row {row + 1} is none of {space}")
+    for _, is_wrong in layout.misfits(actions):
+        if is_wrong.any():
+            row = int(np.argmax(is_wrong))
+            action = actions[row].tolist()
+            raise DataError(f"the action {action} of row {row + 1} is none of {layout.space}")

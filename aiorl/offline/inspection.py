@@ -16,7 +16,7 @@ from aiorl.offline.column_names import missing_columns
 from aiorl.offline.episodes import ended, trajectories
 from aiorl.offline.estimators import ACTION_PROB, ROUNDING
 from aiorl.offline.registry import format_of, stored_batches
-from aiorl.offline.sound_rows import ORIGIN, origins
+from aiorl.offline.sound_rows import ORIGIN, RowLeftOut, origins
 from aiorl.offline.stored_columns import Form, form_of
 from aiorl.offline.unit_actions import NORMALIZED, seem_scaled
 
@@ -83,12 +83,14 @@ class _Policy:
     """Statistics of one policy's rows over a whole file.
 
     Attributes:
+        incomplete: numbers of the episodes whose rows are without ``t`` and not all here.
         rows: number of rows.
         columns: columns by name.
         returns, lengths: returns and lengths of the whole episodes.
         cut: agent and number of the other episodes.
     """
 
+    incomplete: set[int | None]
     rows: int = 0
     columns: dict[str, _Column] = field(default_factory=dict)
     returns: list[float] = field(default_factory=list)
@@ -107,13 +109,14 @@ class _Policy:
 
     def _add_episodes(self, batch: SampleBatch) -> None:
         for part in trajectories(batch):
+            eps_id = int(part[c.EPS_ID][0])
             begins = c.T not in part or part[c.T][0] == 0
-            if begins and ended(part)[-1]:
+            if begins and ended(part)[-1] and eps_id not in self.incomplete:
                 self.returns.append(float(part[c.REWARDS].sum(dtype=np.float64)))
                 self.lengths.append(part.count)
             else:
                 agents = part.get(c.AGENT_INDEX, (0,))
-                self.cut.add((int(agents[0]), int(part[c.EPS_ID][0])))
+                self.cut.add((int(agents[0]), eps_id))
 
     def facts(self, space: Space | None) -> Iterator[tuple[str, str]]:
         """Yield a label and a fact for each line of `inspect_file`."""
@@ -187,16 +190,19 @@ def inspect_file(
         ConfigError: a package for its format is missing.
     """
     policies: dict[str, _Policy] = {}
+    incomplete: set[int | None] = set()
     errors: list[str] = []
     batches: set[int] = set()
     for stored in stored_batches(path, joins_episodes=True, keeps_origins=True):
         if isinstance(stored, DataError):
             errors.append(str(stored) if len(errors) < _SHOWN_ERRORS else "")
+            if isinstance(stored, RowLeftOut):
+                incomplete.add(stored.eps_id)
             continue
         for policy_id, rows in rows_by_policy(stored.batch).items():
             numbers, _ = origins(rows.pop(ORIGIN))
             batches.update(np.unique(numbers).tolist())
-            policies.setdefault(policy_id, _Policy()).add(rows)
+            policies.setdefault(policy_id, _Policy(incomplete)).add(rows)
     num_batches = count_of(len(batches), "batch", "batches")
     num_rows = sum(policy.rows for policy in policies.values())
     lines = [f"{path}: {format_of(path).name}, {num_batches}, {num_rows:,} rows"]

@@ -30,6 +30,7 @@ from aiorl.offline.files import file_name
 from aiorl.offline.formats import WHOLE, Share, Stored, map_policies, placed
 from aiorl.offline.io import InputReader, SamplerInput
 from aiorl.offline.registry import find_sources, stored_batches
+from aiorl.offline.sound_rows import RowLeftOut
 from aiorl.offline.stored_columns import FLAGS
 
 logger = logging.getLogger(__name__)
@@ -257,6 +258,7 @@ class FileReader(InputReader):
         num_rows: rows read so far.
         unreadable: reason by file and place, each only once for all passes; place "" is a whole
             file.
+        incomplete: numbers of the episodes whose rows are without ``t`` and not all here.
         piece: number of the batch that `next` returned last, see `aiorl.data.columns.PIECE`; 0
             before the first.
         path: file of that batch; "" before the first.
@@ -293,6 +295,7 @@ class FileReader(InputReader):
         self._aligned: set[str] = set()
         self._steps = StepsLeftOut()
         self.unreadable: dict[tuple[str, str], str] = {}
+        self.incomplete: set[int | None] = set()
         seed = None if options.seed is None else [options.seed, share.index]
         self._rng = np.random.default_rng(seed)
         end = f"all passes over {len(self.files)} files have been read"
@@ -417,6 +420,8 @@ class FileReader(InputReader):
     def _note(self, error: DataError) -> None:
         if (error.path, error.place) in self.unreadable:
             return
+        if isinstance(error, RowLeftOut):
+            self.incomplete.add(error.eps_id)
         # the error itself has a traceback, which would keep the data in memory
         self.unreadable[error.path, error.place] = str(error)
         count = len(self.unreadable)
@@ -741,7 +746,10 @@ class StoredEpisodes:
             for batch in reader:
                 try:
                     for episode in assembler.add(batch):
-                        yield path, episode
+                        if c.EPS_ID in episode and int(episode[c.EPS_ID][0]) in reader.incomplete:
+                            assembler.num_left_out += episode.count
+                        else:
+                            yield path, episode
                 except BatchError as error:
                     raise DataError(str(error), path=path) from error
             assembler.finish()

@@ -11,6 +11,7 @@ from aiorl.data import columns as c
 from aiorl.data.columns import I64, Bools
 from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
+from aiorl.offline.episodes import episode_numbers
 from aiorl.offline.formats import Stored
 from aiorl.offline.stored_columns import FLAGS, WHOLE_NUMBERS, complete
 
@@ -23,6 +24,26 @@ ORIGIN = "stored_at"
 """int64: number of the batch in its file, from 0, times 2**32, plus number of the row in it, from
 0."""
 _ROWS_OF_BATCH = 1 << 32
+
+
+class RowLeftOut(DataError):
+    """Row of a batch that can't be used.
+
+    Attributes:
+        eps_id: number of its episode if the rest of it does not show that the row is missing, as
+            steps do; None if it does, or the number is unknown.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        path: str,
+        place: str,
+        eps_id: int | None,
+    ) -> None:
+        super().__init__(reason, path=path, place=place)
+        self.eps_id = eps_id
 
 
 def with_origins(batch: Batch, number: int) -> None:
@@ -75,21 +96,34 @@ def _sound(
         for row in np.flatnonzero(is_bad).tolist():
             reasons.setdefault(row, reason)
     for row, reason in sorted(reasons.items()):
-        yield DataError(reason, path=path, place=f"{place}, row {row + 1}")
+        yield RowLeftOut(
+            reason,
+            path=path,
+            place=f"{place}, row {row + 1}",
+            eps_id=_number_without_steps(rows, row),
+        )
     if not reasons:
         return rows
     is_sound = np.ones(rows.count, np.bool_)
     is_sound[list(reasons)] = False
     if not is_sound.any():
         return None
+    is_before_gap = _before_gaps(rows, is_sound)
     sound = rows.take(is_sound)
     try:
         complete(sound)
     except DataError as error:
         yield DataError(error.reason, path=path, place=place)
         return None
-    _cut_before_gaps(sound, np.flatnonzero(is_sound))
+    _cut(sound, is_before_gap[is_sound])
     return sound
+
+
+def _number_without_steps(rows: SampleBatch, row: int) -> int | None:
+    """Return the number of a row's episode; None if it has none, or the rows have steps."""
+    if c.T in rows or c.EPS_ID not in rows or np.isnan(rows[c.EPS_ID][row]):
+        return None
+    return int(rows[c.EPS_ID][row])
 
 
 def _faults(rows: SampleBatch) -> Iterator[tuple[Bools, str]]:
@@ -127,14 +161,26 @@ def _without_successor(rows: SampleBatch, is_bad: Bools) -> Bools:
     return is_bad & ~has_no_effect
 
 
-def _cut_before_gaps(rows: SampleBatch, positions: I64) -> None:
+def _before_gaps(rows: SampleBatch, is_sound: Bools) -> Bools:
+    """Return for each row [B] whether the next one of its episode is left out."""
+    numbers = episode_numbers(rows)
+    order = np.argsort(numbers, kind="stable")
+    is_same_episode = np.diff(numbers[order]) == 0
+    is_before_gap = np.zeros(rows.count, np.bool_)
+    is_before_gap[order[:-1]] = is_same_episode & ~is_sound[order[1:]]
+    for name in (c.EPS_ID, c.AGENT_INDEX):
+        if name in rows:  # rows without a number may be of the episode of the row before them
+            is_before_gap[:-1] |= np.isnan(rows[name][1:])
+    return is_before_gap
+
+
+def _cut(rows: SampleBatch, is_before_gap: Bools) -> None:
     """Without ``t``, mark the rows before those left out as truncated, so that no row joins what it
     does not follow.
     """
     if c.T in rows or c.TRUNCATEDS not in rows or c.TERMINATEDS not in rows:
         return
     terminateds = rows[c.TERMINATEDS]
-    is_before_gap = np.append(np.diff(positions) != 1, False)
     truncateds = rows[c.TRUNCATEDS] | (is_before_gap & ~terminateds)
     rows[c.TRUNCATEDS] = truncateds
     rows[c.DONES] = terminateds | truncateds

@@ -137,6 +137,37 @@ def test_steps_cut_into_batches_keep_the_observations_that_follow_them(tmp_path:
     assert sorted(loaded) == [(e, t, e, min(t + 1, 29)) for e in range(2) for t in range(30)]
 
 
+@pytest.mark.parametrize(("form", "batch_rows"), [("rows", 1), ("rllib", 4)])
+def test_whole_numbers_in_some_batches_and_fractions_in_others_cut_no_episode(
+    tmp_path: Any, form: str, batch_rows: int
+) -> None:
+    rows = rows_of(2)
+    rows = rows.take(orders(rows)["by time"])
+    # every fourth line has fractions
+    rewards = [1 if row % 16 < 12 else 0.5 for row in range(rows.count)]
+    rows["rewards"] = np.array(rewards, object)
+    path = write_as(tmp_path / "a", rows, batch_rows, form)
+    assert sorted(steps_of(path)) == [
+        [(e, t, e, min(t + 1, 9)) for t in range(10)] for e in range(2)
+    ]
+    returns = [episode["rewards"].sum() for _, episode in StoredEpisodes(path)]
+    assert sum(returns) == sum(rewards)
+    assert len(returns) == 2
+
+
+def test_a_row_group_with_a_value_missing_after_a_terminal_state_cuts_no_episode(
+    tmp_path: Any, capsys: Any
+) -> None:
+    step = np.arange(10)
+    new_obs = np.array([*range(1, 10), None], object)
+    rows = rows_of(1, obs=step, new_obs=new_obs)
+    path = write_as(tmp_path / "a", rows, 4, "parquet")
+    assert main(["inspect", path]) == 0
+    assert "1 ended\n" in capsys.readouterr().out
+    (batch,) = FileReader(path, ReaderOptions(**TRAINING))
+    assert batch["new_obs"].tolist() == [*range(1, 10), 9]
+
+
 def test_agents_of_an_episode_are_kept_apart_in_batches_of_several_policies(tmp_path: Any) -> None:
     rows = rows_of(2, 6)
     both = SampleBatch.concat([rows, rows])

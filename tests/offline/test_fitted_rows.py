@@ -65,19 +65,43 @@ def test_what_a_space_cannot_have_is_refused(obs: Any, actions: Any) -> None:
         fitted(obs, actions, BYTES, spaces.Discrete(3))
 
 
-def test_other_shapes_and_spaces_are_left_alone() -> None:
+def test_other_spaces_are_left_alone() -> None:
     rows = fitted(np.zeros((2, 3)), np.zeros((2, 3)), spaces.Discrete(3), None)
     assert rows["obs"].dtype == rows["actions"].dtype == np.float64
-    assert fitted(np.zeros((2, 3)), np.zeros((2, 3)))["obs"].shape == (2, 3)
 
 
-def test_a_reader_names_the_place_of_rows_that_do_not_fit(tmp_path: Any) -> None:
-    path = str(
-        write(tmp_path / "a.json", SampleBatch(obs=np.zeros((2, 2)), actions=np.array([0, 7])))
-    )
-    fitter = RowFitter(BOX, spaces.Discrete(3))
+LATE = spaces.Discrete(3, start=4)
+AIMED = spaces.Tuple((LATE, spaces.Box(-1.0, 1.0, (1,), np.float32)))
+NAMED = spaces.Dict({"keys": spaces.MultiBinary(2), "late": LATE})
+
+
+@pytest.mark.parametrize(
+    ("obs", "actions", "space", "reason"),
+    [
+        ([[0, 0], [0, 0]], [0, 7], spaces.Discrete(3), "the action 7 of row 2 is none of Discrete"),
+        ([[0, 0], [0, 0]], [[4, 0.5], [9, 0.5]], AIMED, "[9.0, 0.5] of row 2 is none of Tuple"),
+        ([[0, 0], [0, 0]], [[4, 0.5], [4.5, 0]], AIMED, "[4.5, 0.0] of row 2 is none of Tuple"),
+        ([[0, 0], [0, 0]], [[0, 1, 6], [0, 1, -1]], NAMED, "[0, 1, -1] of row 2 is none of Dict"),
+        ([[0, 0], [0, 0]], [[0, 1], [7, 1]], spaces.MultiBinary(2), "[7, 1] of row 2 is none of"),
+        ([0, 1], [0, 1], spaces.Discrete(3), "obs has rows of shape (), but the policy takes (2,)"),
+        ([[0, 0, 0]], [0], spaces.Discrete(3), "in the form of the environment must be prepro"),
+        ([[0, 0]], [[0, 1]], BYTES, "actions has rows of shape (2,), but the policy takes (2, 2"),
+    ],
+)
+def test_a_reader_names_the_place_of_rows_that_do_not_fit(
+    tmp_path: Any, obs: Any, actions: Any, space: Any, reason: str
+) -> None:
+    rows = SampleBatch(obs=np.array(obs), actions=np.array(actions))
+    path = str(write(tmp_path / "a.json", rows))
+    fitter = RowFitter(BOX, space)
     with pytest.raises(DataError) as caught:
         FileReader(
             path, ReaderOptions(epochs=1), fit=lambda policy_id, rows: fitter.fit(rows)
         ).next()
     assert (caught.value.path, caught.value.place) == (path, "line 1")
+    assert reason in caught.value.reason
+
+
+def test_actions_that_a_space_of_several_parts_has_are_taken_without_clipping() -> None:
+    rows = fitted([[0, 0], [0, 0]], [[4, 0.5], [6, -3]], BOX, AIMED)
+    assert rows["actions"].tolist() == [[4.0, 0.5], [6.0, -3.0]]

@@ -13,7 +13,7 @@ from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.commands import main
 from aiorl.offline.episodes import trajectories
-from aiorl.offline.readers import FileReader, ReaderOptions
+from aiorl.offline.readers import FileReader, ReaderOptions, StoredEpisodes
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -116,6 +116,32 @@ def test_the_rows_around_one_that_is_left_out_are_not_joined(tmp_path: Any) -> N
         for part in faults:
             start = int(np.flatnonzero((obs == part["obs"][0]).all(axis=1))[0])
             np.testing.assert_array_equal(part["new_obs"][:-1], obs[start + 1 : start + part.count])
+
+
+@pytest.mark.parametrize("lines", [1, 3, COUNT])
+@pytest.mark.parametrize("alternates", [False, True])
+@pytest.mark.parametrize("bad_step", [0, 2, 4])
+def test_without_steps_an_episode_that_lacks_a_row_is_no_whole_episode(
+    tmp_path: Any, capsys: Any, bad_step: int, alternates: bool, lines: int
+) -> None:
+    rows = cartpole_rows()
+    if alternates:
+        rows = rows.take(np.argsort(rows["t"], kind="stable"))
+    is_bad = (rows["eps_id"] == 1) & (rows["t"] == bad_step)
+    rows["rewards"][is_bad] = NAN
+    columns = columns_of(rows)
+    del columns["t"]
+    path = str(tmp_path / "a.json")
+    with open(path, "w") as file:
+        for part in np.array_split(np.arange(COUNT), lines):
+            values = {name: [column[row] for row in part] for name, column in columns.items()}
+            file.write(json.dumps({"type": "SampleBatch", **values}) + "\n")
+    stored = StoredEpisodes(path)
+    whole = [(episode["eps_id"][0], episode["rewards"].tolist()) for _, episode in stored]
+    assert sorted(whole) == [(0, [1.0] * 5), (2, [1.0] * 5)]
+    assert (stored.num_corrupt, stored.num_left_out) == (1, 4)
+    assert main(["inspect", path]) == 1
+    assert "2 ended, 1 without all of their rows" in capsys.readouterr().out
 
 
 def test_more_bad_rows_than_allowed_end_the_reading(tmp_path: Any) -> None:

@@ -43,12 +43,20 @@ def make_worker():
         yield make
 
 
+def counting_rows(num_episodes=3, length=5, *, first=0):
+    """Return rows with observations of CountingEnv's shape, and a column that samples lack."""
+    rows = cartpole_rows(num_episodes, length, first=first)
+    for name in ("obs", "new_obs"):
+        rows[name] = rows[name][:, :3]
+    return rows
+
+
 class Ours(InputReader):
     def __init__(self, context):
         self.context = context
 
     def next(self):
-        return cartpole_rows(1, 5)
+        return counting_rows(1, 5)
 
 
 class OurWriter(OutputWriter):
@@ -61,16 +69,15 @@ class OurWriter(OutputWriter):
 
 def test_all_forms_of_input_create_their_reader(tmp_path, make_worker):
     """R187: sampler, a path, a list, a mixture, a function."""
-    path = write(str(tmp_path / "a.json"), cartpole_rows())
+    path = write(str(tmp_path / "a.json"), counting_rows())
     worker = make_worker()
     context = worker.io_context
     assert isinstance(input_creator("sampler")(context), SamplerInput)
     assert isinstance(input_creator(path)(context), FileReader)
     assert isinstance(input_creator([path])(context), FileReader)
     mixed = input_creator({"sampler": 0.5, str(tmp_path): 0.5}, InputSettings(seed=0))(context)
-    sizes = [len(mixed.next()["obs"][0]) for _ in range(400)]
-    assert 120 < sizes.count(3) < 280, "batches of the sampler"
-    assert sizes.count(3) + sizes.count(4) == 400
+    are_stored = ["action_logp" in mixed.next() for _ in range(400)]
+    assert 120 < are_stored.count(False) < 280, "batches of the sampler"
     assert input_creator(Ours) is Ours
 
 
@@ -111,7 +118,7 @@ def test_all_forms_of_output_create_their_writer(tmp_path):
         (str(tmp_path / "there"), tmp_path / "there"),
     ):
         writer = output_creator(output, compress_columns=["obs"])(context)
-        writer.write(cartpole_rows())
+        writer.write(counting_rows())
         writer.close()
         (path,) = directory.iterdir()
         assert "_worker-2_0.json" in path.name
@@ -142,7 +149,7 @@ def test_a_worker_reads_the_batches_that_another_wrote(tmp_path, make_worker):
 
 def test_the_last_rows_of_a_pass_are_a_shorter_batch(tmp_path, make_worker):
     path = write(
-        str(tmp_path / "a.json"), *[cartpole_rows(1, 4, first=number) for number in range(3)]
+        str(tmp_path / "a.json"), *[counting_rows(1, 4, first=number) for number in range(3)]
     )
     worker = make_worker(
         input_creator=input_creator(path, InputSettings(epochs=1)),
@@ -177,7 +184,7 @@ def test_batches_of_several_policies_are_written_and_read(tmp_path):
 
 def test_workers_share_the_files_by_their_slots(tmp_path, make_worker):
     for number in range(6):
-        write(tmp_path / f"{number}.json", cartpole_rows(1, 5, first=number))
+        write(tmp_path / f"{number}.json", counting_rows(1, 5, first=number))
     settings = InputSettings(epochs=1)
     values = []
     for index in (1, 2, 3):
@@ -195,7 +202,7 @@ def test_workers_share_the_files_by_their_slots(tmp_path, make_worker):
 
 
 def test_a_worker_reads_fragments_of_its_length_from_large_stored_batches(tmp_path, make_worker):
-    write(tmp_path / "a.json", cartpole_rows(100, 7))
+    write(tmp_path / "a.json", counting_rows(100, 7))
     worker = make_worker(input_creator=input_creator(str(tmp_path)), rollout_fragment_length=50)
     batch = worker.sample()
     assert batch.count == 56
@@ -213,7 +220,7 @@ def test_rows_are_postprocessed_on_request_by_episode_and_with_the_current_polic
     tmp_path, make_worker
 ):
     """R189."""
-    path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
+    path = write(str(tmp_path / "a.json"), counting_rows(4, 5))
     plain = make_worker(Postprocessing, input_creator=input_creator(path))
     assert "advantages" not in plain.sample()
     settings = InputSettings(postprocess_inputs=True, shuffle_buffer_size=3)
@@ -229,15 +236,15 @@ def test_rows_are_postprocessed_on_request_by_episode_and_with_the_current_polic
 
 def test_only_stored_rows_of_a_mixture_are_postprocessed(tmp_path, make_worker):
     """R189."""
-    path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
+    path = write(str(tmp_path / "a.json"), counting_rows(4, 5))
     worker = make_worker(Postprocessing)
     settings = InputSettings(postprocess_inputs=True, seed=0)
     mixed = input_creator({"sampler": 0.5, path: 0.5}, settings)(worker.io_context)
     values = {
-        (len(batch["obs"][0]), tuple(batch["advantages"])[:1])
+        ("action_logp" in batch, tuple(batch["advantages"])[:1])
         for batch in (mixed.next() for _ in range(40))
     }
-    assert values == {(3, (0.0,)), (4, (0.0,))}
+    assert values == {(False, (0.0,)), (True, (0.0,))}
 
 
 class TakesRaw(RandomPolicy):
@@ -271,7 +278,7 @@ def test_the_filter_of_a_policy_for_raw_rows_learns_from_stored_rows(tmp_path, m
 
 
 def test_stored_rows_of_a_policy_that_the_worker_lacks_are_refused(tmp_path, make_worker):
-    path = write(str(tmp_path / "a.json"), MultiAgentBatch({"c": cartpole_rows()}, 15))
+    path = write(str(tmp_path / "a.json"), MultiAgentBatch({"c": counting_rows()}, 15))
     worker = make_worker(
         Postprocessing, input_creator=input_creator(path, InputSettings(postprocess_inputs=True))
     )
@@ -286,7 +293,7 @@ def test_rewards_are_clipped_before_stored_rows_are_postprocessed(
     limit, expected, tmp_path, make_worker
 ):
     """As for rewards of environments."""
-    rows = cartpole_rows(2, 5)
+    rows = counting_rows(2, 5)
     rows["rewards"] = np.full(rows.count, -3.0, np.float32)
     source = input_creator(
         write(str(tmp_path / "a.json"), rows), InputSettings(postprocess_inputs=True)
@@ -298,7 +305,7 @@ def test_rewards_are_clipped_before_stored_rows_are_postprocessed(
 def test_only_files_are_shuffled_not_samplers_or_functions(tmp_path, make_worker):
     """R188."""
     path = write(
-        str(tmp_path / "a.json"), *[cartpole_rows(1, 5, first=number) for number in range(60)]
+        str(tmp_path / "a.json"), *[counting_rows(1, 5, first=number) for number in range(60)]
     )
     context = make_worker().io_context
     for size in (0, 20):
@@ -314,11 +321,11 @@ def test_with_simulation_learning_gets_stored_rows_and_metrics_come_from_the_env
     tmp_path, make_worker
 ):
     """R192."""
-    path = write(str(tmp_path / "a.json"), cartpole_rows(4, 5))
+    path = write(str(tmp_path / "a.json"), counting_rows(4, 5))
     worker = make_worker(input_creator=input_creator(path), input_evaluation=["simulation"])
     metrics: list[RolloutMetrics] = []
     while len(metrics) < 5:
-        assert worker.sample()["obs"].shape[1] == 4
+        assert "action_logp" in worker.sample()
         metrics += worker.get_metrics()
     assert {expected.episode_reward for expected in metrics} == {15.0}
     with pytest.raises(ConfigError, match="simulation"):
@@ -349,7 +356,7 @@ def test_errors_of_a_users_reader_or_writer_name_the_setting(function, key, monk
     settings = WorkerConfig.model_validate({key: "math:users"})
     use = {
         "input": lambda: configured_input(settings, Share(0, 1))(IOContext()).next(),
-        "output": lambda: configured_output(settings)(IOContext()).write(cartpole_rows(3)),
+        "output": lambda: configured_output(settings)(IOContext()).write(counting_rows(3)),
     }
     with pytest.raises(ConfigError) as caught:
         use[key]()

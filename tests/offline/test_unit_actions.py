@@ -19,6 +19,7 @@ from aiorl.offline.sources import InputSettings, input_creator
 
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 NARROW = spaces.Box(-1.0, 1.0, (2,))
+WITHIN_UNIT = np.linspace(-1.0, 1.0, 600).reshape(300, 2)
 
 
 def stored(path, actions, **columns):
@@ -65,13 +66,18 @@ def test_scaled_actions_become_those_of_the_environment_with_their_densities(tmp
 
 
 @pytest.mark.parametrize(
-    ("space", "most", "warns"),
-    [(BOX, 1.0, True), (BOX, 1.1, False), (NARROW, 1.0, False), (spaces.Discrete(3), 1, False)],
+    ("space", "actions", "warns"),
+    [
+        (BOX, WITHIN_UNIT, True),
+        (BOX, 1.1 * WITHIN_UNIT, False),
+        (NARROW, WITHIN_UNIT, False),
+        (spaces.Discrete(3), np.ones(300), False),
+    ],
 )
 def test_a_run_warns_if_all_actions_of_a_wider_box_lie_within_unit_bounds(
-    space, most, warns, tmp_path, caplog
+    space, actions, warns, tmp_path, caplog
 ):
-    path = stored(tmp_path / "a.json", np.linspace(-1.0, most, 600).reshape(300, 2))
+    path = stored(tmp_path / "a.json", actions)
     read(path, space, times=5)
     assert ("actions_in_input_normalized" in caplog.text) == warns
     assert len(caplog.records) == warns
@@ -112,7 +118,9 @@ def test_commands_show_the_action_space_and_scale_actions_back(tmp_path, capsys)
         )
         == 0
     )
-    np.testing.assert_allclose(read(out, NARROW)["actions"], [[-1.954], [1.951]])
+    np.testing.assert_allclose(
+        read(out, spaces.Box(-1.0, 1.0, (1,)))["actions"], [[-1.954], [1.951]]
+    )
     assert main(["inspect", out, "--env", "Pendulum-v1"]) == 0
     assert "actions_in_input_normalized" not in capsys.readouterr().out
     assert (

@@ -115,26 +115,9 @@ def check_actions(batch: SampleBatch, layout: ActionLayout) -> Array:
         BatchError: an action is outside the space; the message names the rows (a ValueError).
     """
     actions = layout.to_column(batch[c.ACTIONS])
-    for leaf, column in zip(layout.leaves, layout.split(actions), strict=True):
-        flat = column.reshape(len(column), -1)
-        low, high = _range_of(leaf)
-        is_wrong = ~((flat >= low) & (flat <= high)).all(axis=1)
+    for leaf, is_wrong in layout.misfits(actions):
         _refuse(batch, c.ACTIONS, is_wrong, f"actions of {leaf}")
     return actions
-
-
-def _range_of(leaf: Space) -> tuple[Any, Any]:
-    """Return the range of each component; a Box allows any finite number, because its actions are
-    not clipped yet.
-    """
-    match leaf:
-        case spaces.Discrete():
-            return leaf.start, leaf.start + leaf.n - 1
-        case spaces.MultiDiscrete():
-            return leaf.start.ravel(), (leaf.start + leaf.nvec - 1).ravel()
-        case spaces.MultiBinary():
-            return 0, 1
-    return -np.finfo(np.float64).max, np.finfo(np.float64).max
 
 
 def behaviour_log_likelihoods(
