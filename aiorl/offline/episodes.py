@@ -218,6 +218,13 @@ class _OpenEpisode:
             self.parts = [self.joined()]
             self.nbytes = self.parts[0].nbytes + _PART_BYTES
 
+    def cut(self) -> None:
+        """Mark the last row as truncated if steps don't show that a row is missing after it."""
+        last = self.parts[-1]
+        if c.T not in last and c.TRUNCATEDS in last:
+            last[c.TRUNCATEDS][-1] = True
+            last[c.DONES][-1] = True
+
     def has_step_of(self, part: SampleBatch) -> bool:
         """Return whether rows have a step that is here already."""
         first, last = _steps(part)
@@ -313,6 +320,16 @@ class EpisodeJoiner:
         place = f"joined {stored.place}" if self.has_held_rows else stored.place
         return Stored(place, complete)
 
+    def cut(self, eps_id: int | None) -> None:
+        """Take note that a row without ``t`` is left out: later rows don't follow on those here.
+
+        Args:
+            eps_id: number of its episode; None if it is unknown, or later rows show the gap.
+        """
+        for key, episode in self._open.items():
+            if eps_id in (None, key[1]):
+                episode.cut()
+
     def finish(self) -> Stored | None:
         """Return the rows of the episodes that have not ended; None if there are none."""
         released: dict[str, list[SampleBatch]] = {}
@@ -393,7 +410,9 @@ class EpisodeJoiner:
             return False
         if c.EPS_ID not in part:
             return _follows(last, part)
-        if c.T not in part or not episode.has_step_of(part):
+        if c.T not in part:
+            return not ended(last)[-1]
+        if not episode.has_step_of(part):
             return True
         step = int(part[c.T][0])
         if step <= episode.first_step:

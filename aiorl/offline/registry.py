@@ -14,7 +14,7 @@ from aiorl.offline.formats import WHOLE, Format, Share, Stored, map_policies, pl
 from aiorl.offline.json_lines import JsonLines, RllibJson
 from aiorl.offline.minari_data import PREFIX, MinariDataset
 from aiorl.offline.parquet import Parquet
-from aiorl.offline.sound_rows import sound_rows, with_origins
+from aiorl.offline.sound_rows import RowLeftOut, sound_rows, with_origins
 
 _FORMATS: tuple[Format, ...] = (JsonLines(), RllibJson(), Parquet(), MinariDataset())
 FORMATS = {form.name: form for form in _FORMATS}
@@ -142,6 +142,8 @@ def stored_batches(
         if keeps_origins:
             with_origins(stored.batch, number)
         for sound in sound_rows(stored, path):
+            if joiner is not None and isinstance(sound, RowLeftOut):
+                joiner.cut(sound.eps_id)
             result = _in_order(sound, joiner, path, stored.place)
             if result is None:
                 continue

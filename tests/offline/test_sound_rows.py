@@ -96,13 +96,17 @@ def test_a_row_without_a_number_is_named_counted_and_left_out(
         )
 
 
-def test_the_rows_around_one_that_is_left_out_are_not_joined(tmp_path: Any) -> None:
+@pytest.mark.parametrize("group_rows", [1, 2, 3, COUNT])
+def test_the_rows_around_one_that_is_left_out_are_not_joined(
+    tmp_path: Any, group_rows: int
+) -> None:
     for number, without in enumerate(([], ["t"], ["t", "eps_id"])):
         columns = columns_of(cartpole_rows())
         columns["rewards"][6] = NAN
         for name in [*without, "new_obs"]:
             del columns[name]
-        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=group_rows)
         options = ReaderOptions(**ONCE, adds_new_obs=True)
         faults = [
             part
