@@ -318,7 +318,7 @@ def _write(
     with _created(form, target, write_options) as file:
         for path in files:
             change_rows = functools.partial(change, path)
-            for stored in stored_batches(path):
+            for stored in stored_batches(path, joins_episodes=form.name == "minari"):
                 if isinstance(stored, DataError):
                     sys.stderr.write(f"aiorl: left out: {one_line(str(stored), _MAX_SHOWN)}\n")
                     status = 1

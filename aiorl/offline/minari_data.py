@@ -27,6 +27,7 @@ from aiorl.data.columns import Array
 from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
+from aiorl.offline.episodes import trajectories
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
@@ -305,7 +306,7 @@ def _row(values: Any, index: int) -> Any:
 
 class _MinariFile(BatchFile):
     """Dataset of Minari; episodes are written when they end, and open ones as truncated when the
-    file is closed.
+    file is closed. An episode that lacks a step becomes two.
     """
 
     def __init__(self, dataset_id: str, env: str | None) -> None:
@@ -320,7 +321,8 @@ class _MinariFile(BatchFile):
             raise FileExistsError(
                 f"Minari has a dataset {dataset_id!r} already; `minari delete {dataset_id}`"
             )
-        self._open: dict[int, list[SampleBatch]] = {}
+        # by eps_id and agent_index
+        self._open: dict[tuple[int, int], list[SampleBatch]] = {}
         self._ended: list[SampleBatch] = []
         self._num_bytes = 0
         self._dataset: Any = None
@@ -341,21 +343,21 @@ class _MinariFile(BatchFile):
             raise DataError(
                 f"a Minari dataset needs the columns {', '.join(missing)}, which are missing"
             )
-        for part in batch.split_by_episode():
-            episode = int(part[c.EPS_ID][0])
-            pieces = self._open.setdefault(episode, [])
-            pieces.append(part.slice(0, part.count))
+        for part in trajectories(batch):
+            agents = part.get(c.AGENT_INDEX, (0,))
+            key = (int(part[c.EPS_ID][0]), int(agents[0]))
+            self._open.setdefault(key, []).append(part)
             self._num_bytes += part.nbytes
             if part[c.DONES][-1]:
-                self._ended.append(SampleBatch.concat(self._open.pop(episode)))
+                self._end(key)
         if self._num_bytes > _FLUSH_BYTES:
             self._flush()
         return batch.nbytes
 
     def close(self) -> None:
         """See `BatchFile.close`."""
-        self._ended += [SampleBatch.concat(pieces) for pieces in self._open.values()]
-        self._open = {}
+        for key in list(self._open):
+            self._end(key)
         self._flush()
 
     def abandon(self) -> None:
@@ -366,6 +368,10 @@ class _MinariFile(BatchFile):
             with contextlib.suppress(OSError, ValueError):
                 self._minari.delete_dataset(self._id)
             self._dataset = None
+
+    def _end(self, key: tuple[int, int]) -> None:
+        """End an episode; a gap in ``t`` divides it."""
+        self._ended += trajectories(SampleBatch.concat(self._open.pop(key)))
 
     def _flush(self) -> None:
         if not self._ended:
@@ -396,6 +402,15 @@ class _MinariFile(BatchFile):
     def _buffer(self, episode: SampleBatch) -> Any:
         from minari.data_collector import EpisodeBuffer
 
+        following = episode[c.NEW_OBS][:-1]
+        obs = episode[c.OBS][1:]
+        is_same = np.array_equal(following, obs)
+        if not is_same and not np.allclose(following, obs, rtol=1e-4, atol=1e-5):
+            raise DataError(
+                f"in eps_id {episode[c.EPS_ID][0]}, obs of a row is not new_obs of the row before"
+                " it, but a Minari dataset has one observation between two steps. `aiorl data"
+                " validate` names such rows; correct them, or give each piece its own eps_id"
+            )
         terminateds = episode.get(c.TERMINATEDS, episode[c.DONES])
         truncateds = np.array(episode.get(c.TRUNCATEDS, np.zeros(episode.count, bool)))
         truncateds[-1] = truncateds[-1] or not terminateds[-1]

@@ -242,6 +242,43 @@ def test_convert_to_minari_and_back(tmp_path, run, monkeypatch):
     assert status == 2
 
 
+def converted_to_minari(tmp_path, run, monkeypatch, *batches):
+    """Convert batches, and return the status and the episodes that Minari has."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    path = write(tmp_path / "a.json", *batches)
+    status, _, _ = run("convert", path, "--out", "minari:mine-v0")
+    return status, read_once("minari:mine-v0")
+
+
+def test_rows_in_any_order_become_whole_episodes_of_minari(tmp_path, run, monkeypatch):
+    batch = cartpole_rows(2, 6)
+    shuffled = batch.shuffled(np.random.default_rng(0))
+    batches = [shuffled.slice(start, start + 4) for start in (0, 4, 8)]
+    status, episodes = converted_to_minari(tmp_path, run, monkeypatch, *batches)
+    assert status == 0
+    by_start = {float(rows["obs"][0, 0]): rows for rows in episodes}
+    for expected in batch.split_by_episode():
+        rows = by_start.pop(float(expected["obs"][0, 0]))
+        for name in ("obs", "new_obs", "actions", "dones", "t"):
+            np.testing.assert_array_equal(rows[name], expected[name])
+    assert not by_start
+
+
+@pytest.mark.parametrize("without", [[], ["t"]])
+def test_a_row_that_is_left_out_divides_an_episode_of_minari(tmp_path, run, monkeypatch, without):
+    batch = broken(rewards=(7, np.nan))
+    for name in without:
+        del batch[name]
+    status, episodes = converted_to_minari(tmp_path, run, monkeypatch, batch)
+    assert status == 1
+    assert [rows.count for rows in episodes] == [5, 2, 2]
+    joined = SampleBatch.concat(episodes)
+    for name in ("obs", "new_obs", "actions"):
+        np.testing.assert_array_equal(joined[name], np.delete(batch[name], 7, axis=0))
+    assert joined["truncateds"].tolist() == [row == 6 for row in range(9)]
+
+
 def test_merge_keeps_episodes_of_different_files_apart(tmp_path, run):
     batches = [cartpole_rows(3, 4), cartpole_rows(2, 4, first=1, seed=5)]
     files = [

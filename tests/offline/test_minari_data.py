@@ -260,6 +260,27 @@ def test_a_missing_column_is_named(root, name):
     assert not (root / "a-v0").exists()
 
 
+def test_observations_that_minari_could_not_hold_are_refused(root):
+    """Each has another row after it, whose obs is not its new_obs."""
+    batch = cartpole_rows(2, 5, first=7)
+    batch["new_obs"][6] += 1
+    with pytest.raises(DataError, match=r"eps_id 8, obs .* new_obs .*`aiorl data validate`"):
+        write("minari:a-v0", batch)
+    assert not (root / "a-v0").exists()
+
+
+def test_episodes_of_two_agents_with_one_number_stay_apart():
+    first, second = cartpole_rows(1, 4), cartpole_rows(1, 4, seed=1)
+    for agent, rows in enumerate((first, second)):
+        rows["agent_index"] = np.full(4, agent)
+    turns = [rows.slice(at, at + 2) for at in (0, 2) for rows in (first, second)]
+    write("minari:a-v0", SampleBatch.concat(turns))
+    loaded = read("minari:a-v0")
+    for rows, expected in zip(loaded, (first, second), strict=True):
+        np.testing.assert_array_equal(rows["obs"], expected["obs"])
+        np.testing.assert_array_equal(rows["new_obs"], expected["new_obs"])
+
+
 def test_pixels_survive_the_round_trip():
     obs = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
     batch = cartpole_rows(1, 5)
