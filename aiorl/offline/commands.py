@@ -245,8 +245,7 @@ def _renumbering() -> _Change:
                 agents = run.get(c.AGENT_INDEX, (0,))
                 agent = (path, policy_id, int(agents[0]))
                 numbers += [new_numbers[*agent, num_ended[agent]]] * run.count
-                has_flags = any(name in run for name in FLAGS)
-                if not has_flags or ended(run)[-1]:
+                if ended(run)[-1] or not any(name in run for name in FLAGS):
                     num_ended[agent] += 1
         rows[c.EPS_ID] = np.array(numbers, np.int64)
         return rows

@@ -31,6 +31,7 @@ from aiorl.offline.episodes import trajectories
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
+from aiorl.offline.unit_actions import action_space_of
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
@@ -325,6 +326,7 @@ class _MinariFile(BatchFile):
         self._open: dict[tuple[int, int], list[SampleBatch]] = {}
         self._ended: list[SampleBatch] = []
         self._num_bytes = 0
+        self._action_space: Space | None = None
         self._dataset: Any = None
 
     def write(self, batch: Batch) -> int:
@@ -380,6 +382,10 @@ class _MinariFile(BatchFile):
         self._ended = []
         self._num_bytes = 0
         buffers = [self._buffer(episode) for episode in episodes]
+        actions = np.concatenate([episode[c.ACTIONS] for episode in episodes])
+        if self._action_space is None:
+            self._action_space = _action_space(actions, self._env)
+        _check_actions(actions, self._action_space)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the author and other fields that may be empty
             try:
@@ -391,7 +397,7 @@ class _MinariFile(BatchFile):
                     buffers,
                     env=self._env,
                     observation_space=_box(episodes[0][c.OBS]),
-                    action_space=_action_space(episodes),
+                    action_space=self._action_space,
                     jpeg_encoding=False,  # it would lose pixels
                 )
             except (ValueError, TypeError, KeyError, ImportError) as error:
@@ -404,8 +410,10 @@ class _MinariFile(BatchFile):
 
         following = episode[c.NEW_OBS][:-1]
         obs = episode[c.OBS][1:]
-        is_same = np.array_equal(following, obs)
-        if not is_same and not np.allclose(following, obs, rtol=1e-4, atol=1e-5):
+        is_same = np.array_equal(following, obs) or np.allclose(
+            following, obs, rtol=1e-4, atol=1e-5
+        )
+        if not is_same:
             raise DataError(
                 f"in eps_id {episode[c.EPS_ID][0]}, obs of a row is not new_obs of the row before"
                 " it, but a Minari dataset has one observation between two steps. `aiorl data"
@@ -424,11 +432,34 @@ class _MinariFile(BatchFile):
         )
 
 
-def _action_space(episodes: list[SampleBatch]) -> Space:
-    actions = episodes[0][c.ACTIONS]
+def _action_space(actions: Array, env: str | None) -> Space:
+    """Return the action space of an environment if it has the form of actions [B, ...], else one
+    with these actions.
+    """
+    space = None if env is None else action_space_of(env)
+    if space is not None and space.shape == actions.shape[1:]:
+        return space
     if actions.ndim == 1 and actions.dtype.kind in "iu":
-        return spaces.Discrete(int(max(episode[c.ACTIONS].max() for episode in episodes)) + 1)
+        first = min(0, int(actions.min()))
+        return spaces.Discrete(int(actions.max()) + 1 - first, start=first)
     return _box(actions)
+
+
+def _check_actions(actions: Array, space: Space) -> None:
+    """Refuse actions [B, ...] that a Discrete space doesn't have.
+
+    Raises:
+        DataError: there are some.
+    """
+    if isinstance(space, spaces.Discrete):
+        numbers = actions - space.start
+        is_wrong = (numbers < 0) | (numbers >= space.n)
+        if is_wrong.any():
+            raise DataError(
+                f"action {actions[is_wrong][0]} is not in {space}, which is the action space of"
+                f" --env, or of the first {_FLUSH_BYTES >> 20} MiB without it. Give --env with the"
+                " environment of the rows"
+            )
 
 
 def _box(rows: Array) -> spaces.Box:
