@@ -223,20 +223,18 @@ def _bounds(space: spaces.Space[Any], dtype: str) -> tuple[Array, Array] | None:
         space.bounded_below.any() or space.bounded_above.any()
     ):
         return None
-    if dtype == "float64":
-        return space.low.ravel(), space.high.ravel()
-    return _rounded(space.low, math.inf), _rounded(space.high, -math.inf)
+    return _rounded(space.low, math.inf, dtype), _rounded(space.high, -math.inf, dtype)
 
 
-def _rounded(bound: NDArray[Any], toward: float) -> F32:
-    """Return bounds as flat float32; bounds that float32 can't represent move inwards, so that none
-    is exceeded.
+def _rounded(bound: NDArray[Any], toward: float, dtype: str = "float32") -> Array:
+    """Return bounds as flat floats; bounds that the dtype can't represent move inwards, so that
+    none is exceeded.
     """
     flat = bound.ravel().astype(np.float64)
     with np.errstate(over="ignore"):
-        near = flat.astype(np.float32)
+        near = flat.astype(dtype)
     is_beyond = near < flat if toward > 0 else near > flat
-    moved: F32 = np.where(is_beyond, np.nextafter(near, np.float32(toward)), near)
+    moved: Array = np.where(is_beyond, np.nextafter(near, toward, dtype=dtype), near)
     return moved
 
 
@@ -307,7 +305,9 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
             columns[kind.positions] = np.arange(kind.num_inputs)
             padded = ops.take(inputs, columns, MASKED_LOGIT)
             table = ops.reshape(padded, [len(kind.sizes), widest])
-            return _shifted(ops, ops.argmax(table), kind.start)
+            # ONNX Runtime's ArgMax leaves a table without rows as it is
+            index = ops.reshape(ops.argmax(table), [len(kind.sizes)])
+            return _shifted(ops, index, kind.start)
         case Bernoulli():
             return ops.is_positive(inputs)
         case DiagGaussian():

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from export_worlds import (
     BOX,
+    MANY,
     WORLDS,
     model_inputs,
     observations_of,
@@ -169,6 +170,17 @@ def test_the_filter_in_the_file_is_precise_far_from_zero(tmp_path: Path) -> None
     found = run_onnx(written["onnx"], {"obs": obs})
     np.testing.assert_allclose(found["dist_inputs"], dist_inputs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found["vf"], values, rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_runs_without_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORLDS, "many", (BOX, MANY, {"model": {"fcnet_hiddens": [4]}}))
+    save_world("many", tmp_path)
+    written = aiorl.export_policy(tmp_path, tmp_path)
+    described = json.loads((written["onnx"].parent / "policy.json").read_text())
+    found = run_onnx(written["onnx"], {"obs": np.zeros((0, 3), np.float32)})
+    for output in described["outputs"]:
+        array = found[output["name"]]
+        assert (array.dtype, array.shape) == (output["dtype"], (0, *output["shape"][1:]))
 
 
 FAR = spaces.Box(1e8, 1e8 + 4, (2,), np.float64)
