@@ -382,13 +382,13 @@ class _MinariFile(BatchFile):
         self._ended = []
         self._num_bytes = 0
         buffers = [self._buffer(episode) for episode in episodes]
-        actions = np.concatenate([episode[c.ACTIONS] for episode in episodes])
-        if self._action_space is None:
-            self._action_space = _action_space(actions, self._env)
-        _check_actions(actions, self._action_space)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the author and other fields that may be empty
             try:
+                actions = np.concatenate([episode[c.ACTIONS] for episode in episodes])
+                if self._action_space is None:
+                    self._action_space = _action_space(actions, self._env)
+                _check_actions(actions, self._action_space)
                 if self._dataset is not None:
                     self._dataset.update_dataset_from_buffer(buffers)
                     return

@@ -94,11 +94,9 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
             for name, array in expected.items():
                 output_rounding = _difference(rounded[name], array)
                 limit = max(TOLERANCE, _ROUNDING * output_rounding)
-                found = _checked_difference(name, outputs[name], array, limit)
-                difference = max(difference, found)
+                difference = max(difference, _checked_difference(name, outputs[name], array, limit))
                 rounding = max(rounding, output_rounding)
-            for found in _action_differences(form, outputs):
-                difference = max(difference, found)
+            difference = max(difference, *_action_differences(form, outputs))
     return Compared(difference, rounding)
 
 
@@ -188,17 +186,14 @@ def _action_differences(form: PolicyForm, outputs: Mapping[str, Array]) -> Itera
     So two almost equally likely actions do not count as a difference.
     """
     policy = form.parts.policy
-    layout = form.parts.policy.layout
     actions = policy.distribution.deterministic(outputs[DIST_INPUTS_OUTPUT])
     if form.carried_output is not None:
         name = form.carried_output.name
-        carried = actions.astype(np.float32)
-        yield _checked_difference(name, outputs[name], carried, TOLERANCE)
+        yield _checked_difference(name, outputs[name], actions.astype(np.float32), TOLERANCE)
     if form.run.acting.part.clip_actions:
-        actions = layout.clip(actions)
-    for part, expected in zip(form.actions, layout.split(actions), strict=True):
-        name = part.output.name
-        got = outputs[name]
+        actions = policy.layout.clip(actions)
+    for part, expected in zip(form.actions, policy.layout.split(actions), strict=True):
+        got = outputs[part.output.name]
         limit = 0.0
         if isinstance(part.space, spaces.Box):
             scale = BoxScale(part.space)
@@ -206,7 +201,7 @@ def _action_differences(form: PolicyForm, outputs: Mapping[str, Array]) -> Itera
             limit = max(TOLERANCE, 2 * float(steps.max(initial=0.0)))
             got = scale.to_units(got)
             expected = scale.to_units(expected)
-        yield _checked_difference(name, got, expected, limit)
+        yield _checked_difference(part.output.name, got, expected, limit)
 
 
 def _difference(got: Array, want: Array) -> float:
