@@ -264,8 +264,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
             f"format version {header.format_version!r}, but this aiorl reads {FORMAT_VERSION}; "
             "load it with the version that wrote it",
         )
-    if path.name != _name(header.number):
-        raise CheckpointError(path, f"{_META} is damaged: it has the number {header.number}")
+    name = _name(header.number)
+    if name not in (path.name, path.resolve().name):
+        raise CheckpointError(
+            path,
+            f"{_META} has the number {header.number}, so it is damaged unless the directory was"
+            f" called {name}. If it was, give it this name again; a link can have any name",
+        )
     if _digest_of(header.meta) != header.meta_sha256:
         raise CheckpointError(path, f"{_META} is damaged: its contents do not match its digest")
     payload = _read(path, _TENSORS, header.tensors_bytes, owners)
@@ -349,7 +354,8 @@ def find_checkpoint(
     checkpoints.
 
     Args:
-        path: any of these; for a checkpoint, the path at which it was written.
+        path: any of these, or a link to it; a checkpoint's directory must have the name under which
+            it was written.
         check: raises CheckpointError if the contents are invalid; the previous checkpoint is then
             used.
 

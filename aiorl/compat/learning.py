@@ -73,14 +73,13 @@ def learn_on_batch(policies: PolicyMap, samples: Batch) -> dict[str, Any]:
             KeyError).
     """
     report("learn_on_batch", columns_of(samples))
-    info: dict[str, Any]
-    if isinstance(samples, MultiAgentBatch):
+    if isinstance(samples, SampleBatch):
+        info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
+    else:
         info = {
             policy_id: policies[policy_id].learn_on_batch(batch)
             for policy_id, batch in _trainable_parts(policies, samples)
         }
-    else:
-        info = policies[DEFAULT_POLICY_ID].learn_on_batch(samples)
     report("learn_output", info)
     return info
 

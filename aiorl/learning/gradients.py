@@ -67,7 +67,12 @@ class Gradients:
         self.compiled = CompiledFunction(self._run, variables, xla=xla, name="gradient")
         # XLA gains nothing here: there are only the operations of an optimiser
         mode: Mode = "eager" if xla == "eager" else "off"
-        self._take_step = CompiledFunction(self._step, variables, xla=mode, name="step")
+        self._take_step = CompiledFunction(
+            lambda gradients, rate: [self._descent.apply(gradients, {self._descent.lr: rate})],
+            variables,
+            xla=mode,
+            name="step",
+        )
 
     def warm_up(self) -> None:
         """Compile the gradient for fragments of the usual size; changes nothing."""
@@ -145,9 +150,6 @@ class Gradients:
         rate = knobs[self._descent.lr]
         (norm,) = self._take_step(0, [tensors, tf.constant(rate, tf.float32)])
         return {"grad_gnorm": float(norm), "cur_lr": rate}
-
-    def _step(self, gradients: list[tf.Tensor], rate: tf.Tensor) -> list[tf.Tensor]:
-        return [self._descent.apply(gradients, {self._descent.lr: rate})]
 
     def _run(self, batch: Tensors, values: tf.Tensor) -> list[tf.Tensor]:
         knobs = self._arguments.by_name(values)

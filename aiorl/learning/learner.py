@@ -10,7 +10,7 @@ import numpy as np
 
 from aiorl.acting.filters import NoFilter, ObservationFilter
 from aiorl.config.schema import CommonConfig
-from aiorl.data.columns import Array, Piece
+from aiorl.data.columns import DEFAULT_POLICY_ID, Array, Piece
 from aiorl.errors import CheckpointError, ConfigError, TrainingDiverged
 from aiorl.learning.algorithm import (
     Algorithm,
@@ -205,10 +205,7 @@ class Learner:
             }
             for policy_id, network in self.networks.by_policy.items()
         }
-        if self._is_joint:
-            return weights
-        (of_policy,) = weights.values()
-        return of_policy
+        return weights if self._is_joint else weights[DEFAULT_POLICY_ID]
 
     def get_state(self) -> AlgorithmState:
         """Return copies of everything that `set_state` needs."""

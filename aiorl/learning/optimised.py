@@ -72,9 +72,7 @@ def clipped(
         return gradients
     if callable(clip):
         return clip(gradients)
-    by_norm: list[tf.Tensor]
-    by_norm, _ = tf.clip_by_global_norm(gradients, clip, use_norm=norm)
-    return by_norm
+    return list(tf.clip_by_global_norm(gradients, clip, use_norm=norm)[0])
 
 
 def of_tensorflow(variables: Sequence[Any]) -> list[Any]:

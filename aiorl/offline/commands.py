@@ -17,6 +17,7 @@ from aiorl.config.command_line import Parser, as_typed, at_least, exit_status, u
 from aiorl.data import columns as c
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import ConfigError, DataError, nearest
+from aiorl.offline.episodes import ended, trajectories
 from aiorl.offline.files import (
     exists,
     file_name,
@@ -37,6 +38,7 @@ from aiorl.offline.registry import (
     format_of,
     stored_batches,
 )
+from aiorl.offline.stored_columns import FLAGS
 from aiorl.offline.unit_actions import NORMALIZED, UnitActions, action_space_of
 from aiorl.offline.writers import COMPRESSED
 from aiorl.text import one_line
@@ -229,14 +231,23 @@ def _restored(actions: UnitActions, path: str, policy_id: str, rows: SampleBatch
 
 def _renumbering() -> _Change:
     """Return a function that numbers episodes again, so that episodes of different files stay
-    apart.
+    apart. Those without numbers end with a row that is done, or with their batch if none can be.
     """
-    new_numbers: dict[tuple[str, int], int] = collections.defaultdict(itertools.count().__next__)
+    new_numbers: dict[tuple[object, ...], int] = collections.defaultdict(itertools.count().__next__)
+    num_ended: collections.Counter[tuple[object, ...]] = collections.Counter()
 
     def renumbered(path: str, policy_id: str, rows: SampleBatch) -> SampleBatch:
+        numbers: list[int] = []
         if c.EPS_ID in rows:
-            numbers = [new_numbers[path, number] for number in rows[c.EPS_ID].tolist()]
-            rows[c.EPS_ID] = np.array(numbers, np.int64)
+            numbers += [new_numbers[path, number] for number in rows[c.EPS_ID].tolist()]
+        else:
+            for run in trajectories(rows):
+                agents = run.get(c.AGENT_INDEX, (0,))
+                agent = (path, policy_id, int(agents[0]))
+                numbers += [new_numbers[*agent, num_ended[agent]]] * run.count
+                if ended(run)[-1] or not any(name in run for name in FLAGS):
+                    num_ended[agent] += 1
+        rows[c.EPS_ID] = np.array(numbers, np.int64)
         return rows
 
     return renumbered
@@ -318,7 +329,7 @@ def _write(
     with _created(form, target, write_options) as file:
         for path in files:
             change_rows = functools.partial(change, path)
-            for stored in stored_batches(path):
+            for stored in stored_batches(path, joins_episodes=form.name == "minari"):
                 if isinstance(stored, DataError):
                     sys.stderr.write(f"aiorl: left out: {one_line(str(stored), _MAX_SHOWN)}\n")
                     status = 1

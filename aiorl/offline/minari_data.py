@@ -27,9 +27,11 @@ from aiorl.data.columns import Array
 from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
+from aiorl.offline.episodes import trajectories
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
 from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
+from aiorl.offline.unit_actions import action_space_of
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
 
@@ -305,7 +307,7 @@ def _row(values: Any, index: int) -> Any:
 
 class _MinariFile(BatchFile):
     """Dataset of Minari; episodes are written when they end, and open ones as truncated when the
-    file is closed.
+    file is closed. An episode that lacks a step becomes two.
     """
 
     def __init__(self, dataset_id: str, env: str | None) -> None:
@@ -320,9 +322,11 @@ class _MinariFile(BatchFile):
             raise FileExistsError(
                 f"Minari has a dataset {dataset_id!r} already; `minari delete {dataset_id}`"
             )
-        self._open: dict[int, list[SampleBatch]] = {}
+        # by eps_id and agent_index
+        self._open: dict[tuple[int, int], list[SampleBatch]] = {}
         self._ended: list[SampleBatch] = []
         self._num_bytes = 0
+        self._action_space: Space | None = None
         self._dataset: Any = None
 
     def write(self, batch: Batch) -> int:
@@ -341,21 +345,21 @@ class _MinariFile(BatchFile):
             raise DataError(
                 f"a Minari dataset needs the columns {', '.join(missing)}, which are missing"
             )
-        for part in batch.split_by_episode():
-            episode = int(part[c.EPS_ID][0])
-            pieces = self._open.setdefault(episode, [])
-            pieces.append(part.slice(0, part.count))
+        for part in trajectories(batch):
+            agents = part.get(c.AGENT_INDEX, (0,))
+            key = (int(part[c.EPS_ID][0]), int(agents[0]))
+            self._open.setdefault(key, []).append(part)
             self._num_bytes += part.nbytes
             if part[c.DONES][-1]:
-                self._ended.append(SampleBatch.concat(self._open.pop(episode)))
+                self._end(key)
         if self._num_bytes > _FLUSH_BYTES:
             self._flush()
         return batch.nbytes
 
     def close(self) -> None:
         """See `BatchFile.close`."""
-        self._ended += [SampleBatch.concat(pieces) for pieces in self._open.values()]
-        self._open = {}
+        for key in list(self._open):
+            self._end(key)
         self._flush()
 
     def abandon(self) -> None:
@@ -367,6 +371,10 @@ class _MinariFile(BatchFile):
                 self._minari.delete_dataset(self._id)
             self._dataset = None
 
+    def _end(self, key: tuple[int, int]) -> None:
+        """End an episode; a gap in ``t`` divides it."""
+        self._ended += trajectories(SampleBatch.concat(self._open.pop(key)))
+
     def _flush(self) -> None:
         if not self._ended:
             return
@@ -377,6 +385,10 @@ class _MinariFile(BatchFile):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the author and other fields that may be empty
             try:
+                actions = np.concatenate([episode[c.ACTIONS] for episode in episodes])
+                if self._action_space is None:
+                    self._action_space = _action_space(actions, self._env)
+                _check_actions(actions, self._action_space)
                 if self._dataset is not None:
                     self._dataset.update_dataset_from_buffer(buffers)
                     return
@@ -385,7 +397,7 @@ class _MinariFile(BatchFile):
                     buffers,
                     env=self._env,
                     observation_space=_box(episodes[0][c.OBS]),
-                    action_space=_action_space(episodes),
+                    action_space=self._action_space,
                     jpeg_encoding=False,  # it would lose pixels
                 )
             except (ValueError, TypeError, KeyError, ImportError) as error:
@@ -396,6 +408,17 @@ class _MinariFile(BatchFile):
     def _buffer(self, episode: SampleBatch) -> Any:
         from minari.data_collector import EpisodeBuffer
 
+        following = episode[c.NEW_OBS][:-1]
+        obs = episode[c.OBS][1:]
+        is_same = np.array_equal(following, obs) or np.allclose(
+            following, obs, rtol=1e-4, atol=1e-5
+        )
+        if not is_same:
+            raise DataError(
+                f"in eps_id {episode[c.EPS_ID][0]}, obs of a row is not new_obs of the row before"
+                " it, but a Minari dataset has one observation between two steps. `aiorl data"
+                " validate` names such rows; correct them, or give each piece its own eps_id"
+            )
         terminateds = episode.get(c.TERMINATEDS, episode[c.DONES])
         truncateds = np.array(episode.get(c.TRUNCATEDS, np.zeros(episode.count, bool)))
         truncateds[-1] = truncateds[-1] or not terminateds[-1]
@@ -409,11 +432,34 @@ class _MinariFile(BatchFile):
         )
 
 
-def _action_space(episodes: list[SampleBatch]) -> Space:
-    actions = episodes[0][c.ACTIONS]
+def _action_space(actions: Array, env: str | None) -> Space:
+    """Return the action space of an environment if it has the form of actions [B, ...], else one
+    with these actions.
+    """
+    space = None if env is None else action_space_of(env)
+    if space is not None and space.shape == actions.shape[1:]:
+        return space
     if actions.ndim == 1 and actions.dtype.kind in "iu":
-        return spaces.Discrete(int(max(episode[c.ACTIONS].max() for episode in episodes)) + 1)
+        first = min(0, int(actions.min()))
+        return spaces.Discrete(int(actions.max()) + 1 - first, start=first)
     return _box(actions)
+
+
+def _check_actions(actions: Array, space: Space) -> None:
+    """Refuse actions [B, ...] that a Discrete space doesn't have.
+
+    Raises:
+        DataError: there are some.
+    """
+    if isinstance(space, spaces.Discrete):
+        numbers = actions - space.start
+        is_wrong = (numbers < 0) | (numbers >= space.n)
+        if is_wrong.any():
+            raise DataError(
+                f"action {actions[is_wrong][0]} is not in {space}, which is the action space of"
+                f" --env, or of the first {_FLUSH_BYTES >> 20} MiB without it. Give --env with the"
+                " environment of the rows"
+            )
 
 
 def _box(rows: Array) -> spaces.Box:

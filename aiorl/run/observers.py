@@ -298,8 +298,8 @@ class RunFiles(Observer):
         """
         lock = self._directory.lock
         if not is_still_at(lock.descriptor, lock.path):
-            reason = (
+            raise CheckpointError(
+                self._directory.path,
                 "the run directory was removed, renamed or replaced while the run continued;"
-                " nothing more can be saved"
+                " nothing more can be saved",
             )
-            raise CheckpointError(self._directory.path, reason)

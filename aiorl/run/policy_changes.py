@@ -208,7 +208,8 @@ def for_snapshot(added: Mapping[str, NewPolicy], removed: set[str]) -> dict[str,
 def _new_policy(learning: Learning, like: str, weights: Arrays | None, timestep: int) -> NewPolicy:
     part = learning.worker_part.policies[like]
     config = {FIXED_TIMESTEP: timestep, **part.config}  # that of a fixed policy stays
-    _, statistics = _acting(learning).preprocessing_of(like)
+    acting = ActingState({}, learning.worker_part, learning.graphs, learning.spaces)
+    _, statistics = acting.preprocessing_of(like)
     merged = learning.filters[like]
     if not merged.is_identity:
         statistics.restore(merged.state())
@@ -227,10 +228,6 @@ def _new_policy(learning: Learning, like: str, weights: Arrays | None, timestep:
         filter=statistics,
         weights=learning.group.get_weights()[like] if weights is None else weights,
     )
-
-
-def _acting(learning: Learning) -> ActingState:
-    return ActingState({}, learning.worker_part, learning.graphs, learning.spaces)
 
 
 def _fitting(policy_id: str, weights: Any, spec: ActingSpec, like: str) -> Arrays:

@@ -294,6 +294,18 @@ def test_a_damaged_newest_is_named_and_the_previous_one_used(
         load_checkpoint(newest)
 
 
+def test_a_link_to_a_checkpoint_can_have_any_name_and_a_renamed_one_is_not_called_damaged(
+    tmp_path: Path,
+) -> None:
+    path = save_checkpoint(tmp_path, 2, TENSORS, META)
+    link = tmp_path / "latest"
+    link.symlink_to(path.name)
+    assert find_checkpoint(link).number == 2
+    renamed = path.rename(tmp_path / "mine")
+    with pytest.raises(CheckpointError, match=r"mine: .* unless .* called checkpoint-000002\. If"):
+        find_checkpoint(renamed)
+
+
 def test_another_format_is_named(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, META)
     edit_meta(path / "meta.json", format_version=99)

@@ -13,6 +13,7 @@ from stored_rows import assert_equal_batches, cartpole_rows, read_once, write
 from aiorl.data.sample_batch import MultiAgentBatch, SampleBatch
 from aiorl.offline.commands import main
 from aiorl.offline.estimators import ROUNDING
+from aiorl.offline.readers import StoredEpisodes
 
 pytest.importorskip("pyarrow")
 
@@ -242,6 +243,43 @@ def test_convert_to_minari_and_back(tmp_path, run, monkeypatch):
     assert status == 2
 
 
+def converted_to_minari(tmp_path, run, monkeypatch, *batches):
+    """Convert batches, and return the status and the episodes that Minari has."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    path = write(tmp_path / "a.json", *batches)
+    status, _, _ = run("convert", path, "--out", "minari:mine-v0")
+    return status, read_once("minari:mine-v0")
+
+
+def test_rows_in_any_order_become_whole_episodes_of_minari(tmp_path, run, monkeypatch):
+    batch = cartpole_rows(2, 6)
+    shuffled = batch.shuffled(np.random.default_rng(0))
+    batches = [shuffled.slice(start, start + 4) for start in (0, 4, 8)]
+    status, episodes = converted_to_minari(tmp_path, run, monkeypatch, *batches)
+    assert status == 0
+    by_start = {float(rows["obs"][0, 0]): rows for rows in episodes}
+    for expected in batch.split_by_episode():
+        rows = by_start.pop(float(expected["obs"][0, 0]))
+        for name in ("obs", "new_obs", "actions", "dones", "t"):
+            np.testing.assert_array_equal(rows[name], expected[name])
+    assert not by_start
+
+
+@pytest.mark.parametrize("without", [[], ["t"]])
+def test_a_row_that_is_left_out_divides_an_episode_of_minari(tmp_path, run, monkeypatch, without):
+    batch = broken(rewards=(7, np.nan))
+    for name in without:
+        del batch[name]
+    status, episodes = converted_to_minari(tmp_path, run, monkeypatch, batch)
+    assert status == 1
+    assert [rows.count for rows in episodes] == [5, 2, 2]
+    joined = SampleBatch.concat(episodes)
+    for name in ("obs", "new_obs", "actions"):
+        np.testing.assert_array_equal(joined[name], np.delete(batch[name], 7, axis=0))
+    assert joined["truncateds"].tolist() == [row == 6 for row in range(9)]
+
+
 def test_merge_keeps_episodes_of_different_files_apart(tmp_path, run):
     batches = [cartpole_rows(3, 4), cartpole_rows(2, 4, first=1, seed=5)]
     files = [
@@ -263,6 +301,34 @@ def test_merge_keeps_episodes_of_different_files_apart(tmp_path, run):
         "y": [0, 1],
     }
     assert second["eps_id"].tolist() == [2, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_merge_numbers_episodes_that_had_no_numbers(tmp_path, run, suffix):
+    """The first file ends within an episode, which the second one doesn't continue."""
+    files = []
+    for number, count in enumerate((9, 15)):
+        batch = cartpole_rows(3, 5, seed=number).slice(0, count)
+        del batch["eps_id"]
+        del batch["t"]
+        path = write(tmp_path / f"{number}.json", batch.slice(0, 3), batch.slice(3, count))
+        files.append(str(path))
+    apart = StoredEpisodes(files)
+    lengths = [episode.count for _, episode in apart]
+    assert run("merge", *files, "--out", tmp_path / f"all{suffix}")[0] == 0
+    merged = StoredEpisodes(str(tmp_path / f"all{suffix}"))
+    assert [episode.count for _, episode in merged] == lengths == [5, 5, 5, 5]
+    assert (merged.num_left_out, apart.num_left_out) == (4, 4)
+
+
+def test_merge_numbers_batches_that_say_nothing_of_episodes(tmp_path, run):
+    """Each is an episode, and so are the rows of each agent in it."""
+    batch = SampleBatch(obs=np.arange(4), rewards=np.ones(4), agent_index=[0, 1, 0, 1])
+    path = write(tmp_path / "a.json", batch, batch)
+    assert run("merge", path, "--out", tmp_path / "all.json")[0] == 0
+    merged = SampleBatch.concat(read_once(tmp_path / "all.json"))
+    assert merged["obs"].tolist() == [0, 2, 1, 3] * 2
+    assert merged["eps_id"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("command", ["convert", "merge"])

@@ -69,8 +69,30 @@ def test_an_open_episode_is_truncated_at_the_end_and_no_dataset_is_overwritten()
 
 def test_a_dataset_of_an_environment_has_its_spaces():
     pytest.importorskip("pygame")
-    write("minari:a-v0", cartpole_rows(1, 3), env="CartPole-v1")
-    assert minari.load_dataset("a-v0").env_spec.id == "CartPole-v1"
+    batch = cartpole_rows(1, 3)
+    batch["actions"] = np.zeros(3, np.int64)
+    write("minari:a-v0", batch, env="CartPole-v1")
+    dataset = minari.load_dataset("a-v0")
+    assert dataset.env_spec.id == "CartPole-v1"
+    assert dataset.action_space == gym.spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(("env", "action"), [(None, 1), ("CartPole-v1", 2), ("CartPole-v1", -1)])
+def test_actions_outside_of_the_space_of_a_dataset_are_refused(root, monkeypatch, env, action):
+    """Without an environment, the space is that of the actions that are written first."""
+    monkeypatch.setattr("aiorl.offline.minari_data._FLUSH_BYTES", 1)
+    batch = cartpole_rows(2, 3)
+    batch["actions"] = np.repeat([0, action], 3)
+    with pytest.raises(DataError, match=rf"action {action} is not in Discrete\(.*--env"):
+        write("minari:a-v0", batch.slice(0, 3), batch.slice(3, 6), env=env)
+    assert not (root / "a-v0").exists()
+
+
+def test_actions_below_zero_are_in_the_space_of_their_dataset():
+    batch = cartpole_rows(1, 3)
+    batch["actions"] = np.array([-2, 1, 0])
+    write("minari:a-v0", batch)
+    assert minari.load_dataset("a-v0").action_space == gym.spaces.Discrete(4, start=-2)
 
 
 PARTS = gym.spaces.Dict({"place": gym.spaces.Box(-1, 1, (2,)), "kind": gym.spaces.Discrete(3)})
@@ -258,6 +280,27 @@ def test_a_missing_column_is_named(root, name):
     with pytest.raises(DataError, match=name):
         write("minari:a-v0", batch)
     assert not (root / "a-v0").exists()
+
+
+def test_observations_that_minari_could_not_hold_are_refused(root):
+    """Each has another row after it, whose obs is not its new_obs."""
+    batch = cartpole_rows(2, 5, first=7)
+    batch["new_obs"][6] += 1
+    with pytest.raises(DataError, match=r"eps_id 8, obs .* new_obs .*`aiorl data validate`"):
+        write("minari:a-v0", batch)
+    assert not (root / "a-v0").exists()
+
+
+def test_episodes_of_two_agents_with_one_number_stay_apart():
+    first, second = cartpole_rows(1, 4), cartpole_rows(1, 4, seed=1)
+    for agent, rows in enumerate((first, second)):
+        rows["agent_index"] = np.full(4, agent)
+    turns = [rows.slice(at, at + 2) for at in (0, 2) for rows in (first, second)]
+    write("minari:a-v0", SampleBatch.concat(turns))
+    loaded = read("minari:a-v0")
+    for rows, expected in zip(loaded, (first, second), strict=True):
+        np.testing.assert_array_equal(rows["obs"], expected["obs"])
+        np.testing.assert_array_equal(rows["new_obs"], expected["new_obs"])
 
 
 def test_pixels_survive_the_round_trip():

@@ -15,7 +15,7 @@ from aiorl.acting.acting_graph import (
     PREV_REWARDS_INPUT,
     Previous,
 )
-from aiorl.acting.distributions import MASKED_LOGIT
+from aiorl.acting.distributions import MASKED_LOGIT, BoxScale
 from aiorl.acting.graph_policy import ActResult, GraphPolicy
 from aiorl.data import columns as c
 from aiorl.data.columns import Array
@@ -26,7 +26,8 @@ Runner = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Function that runs a file: inputs by name -> outputs by name, [N, ...]."""
 
 TOLERANCE = 1e-5
-"""Largest difference allowed, relative to the largest number of an output if that is above 1."""
+"""Largest difference allowed, relative to the largest number of an output if that is above 1.
+Actions of a Box with a range are compared in units of half the range, from the middle of it."""
 ROWS = (1, 3, 16)
 """Numbers of rows of the batches that are compared."""
 
@@ -93,11 +94,9 @@ def check_against_policy(form: PolicyForm, run: Runner) -> Compared:
             for name, array in expected.items():
                 output_rounding = _difference(rounded[name], array)
                 limit = max(TOLERANCE, _ROUNDING * output_rounding)
-                difference = max(difference, _checked_difference(name, outputs, array, limit))
+                difference = max(difference, _checked_difference(name, outputs[name], array, limit))
                 rounding = max(rounding, output_rounding)
-            for name, array in _actions_for(form, outputs[DIST_INPUTS_OUTPUT]):
-                limit = TOLERANCE if array.dtype.kind == "f" else 0.0
-                difference = max(difference, _checked_difference(name, outputs, array, limit))
+            difference = max(difference, *_action_differences(form, outputs))
     return Compared(difference, rounding)
 
 
@@ -180,20 +179,29 @@ def _check_form(form: PolicyForm, outputs: Mapping[str, Array], rows: int) -> No
         raise ExportError(f"the exported file returns {actual}, expected {expected}")
 
 
-def _actions_for(form: PolicyForm, dist_inputs: Array) -> Iterator[tuple[str, Array]]:
-    """Return the actions that aiorl would choose for the distribution inputs from the file.
+def _action_differences(form: PolicyForm, outputs: Mapping[str, Array]) -> Iterator[float]:
+    """Yield the differences of actions from those that aiorl would choose for the distribution
+    inputs from the file.
 
     So two almost equally likely actions do not count as a difference.
     """
     policy = form.parts.policy
-    layout = form.parts.policy.layout
-    actions = policy.distribution.deterministic(dist_inputs)
+    actions = policy.distribution.deterministic(outputs[DIST_INPUTS_OUTPUT])
     if form.carried_output is not None:
-        yield form.carried_output.name, actions.astype(np.float32)
+        name = form.carried_output.name
+        yield _checked_difference(name, outputs[name], actions.astype(np.float32), TOLERANCE)
     if form.run.acting.part.clip_actions:
-        actions = layout.clip(actions)
-    names = [part.output.name for part in form.actions]
-    yield from zip(names, layout.split(actions), strict=True)
+        actions = policy.layout.clip(actions)
+    for part, expected in zip(form.actions, policy.layout.split(actions), strict=True):
+        got = outputs[part.output.name]
+        limit = 0.0
+        if isinstance(part.space, spaces.Box):
+            scale = BoxScale(part.space)
+            steps = np.abs(scale.centre / scale.half_range) * np.finfo(expected.dtype).eps
+            limit = max(TOLERANCE, 2 * float(steps.max(initial=0.0)))
+            got = scale.to_units(got)
+            expected = scale.to_units(expected)
+        yield _checked_difference(part.output.name, got, expected, limit)
 
 
 def _difference(got: Array, want: Array) -> float:
@@ -208,7 +216,7 @@ def _difference(got: Array, want: Array) -> float:
 
 def _checked_difference(
     name: str,
-    outputs: Mapping[str, Array],
+    got: Array,
     expected: Array,
     limit: float,
 ) -> float:
@@ -217,7 +225,7 @@ def _checked_difference(
     Raises:
         ExportError: it is larger, or NaN.
     """
-    difference = _difference(outputs[name], expected)
+    difference = _difference(got, expected)
     if not difference <= limit:
         raise ExportError(
             f"the exported file is not the policy: {name} differs by {difference:.3g}, more than"

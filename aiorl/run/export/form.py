@@ -6,7 +6,8 @@ form: the observation filter, the network, the choice of the most likely action,
 bounds of the action space, dtype and shape. A network that looks back was trained on its previous
 actions as it chose them, before they were clipped, so a last component of the state carries them
 from step to step. Bounds and statistics are float32, which every runtime supports, even in browsers
-and on accelerators. Each format has its own class that writes operations (`_Nodes` of `onnx_form`,
+and on accelerators; only actions of a float64 Box that is narrow and far from 0 are computed in
+float64. Each format has its own class that writes operations (`_Nodes` of `onnx_form`,
 `_KerasOperations` of `tensorflow_forms`) and its own type of tensors, with rows on the first axis.
 """
 
@@ -34,6 +35,7 @@ from aiorl.acting.distributions import (
     MASKED_LOGIT,
     ActionDistribution,
     Bernoulli,
+    BoxScale,
     Categorical,
     Composite,
     DiagGaussian,
@@ -43,11 +45,14 @@ from aiorl.acting.distributions import (
 )
 from aiorl.acting.filters import MeanStdFilter, Normalisation
 from aiorl.data.actions import leaves_of
-from aiorl.data.columns import F32
+from aiorl.data.columns import F32, Array
 from aiorl.errors import ExportError
 
 _ACTION = "action"
 _ONE = np.ones(1, np.float32)
+_FARTHEST = 32.0
+"""Distance of the middle of a range from 0, in halves of the range, up to which float32 is precise
+enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class ActionPart:
         space: space of the array.
         distribution: distribution of the array.
         inputs: its columns among the inputs of the whole distribution.
+        dtype: dtype in which the actions of a Box are computed, "float32" or "float64".
         bounds: lower and upper bounds of a Box that actions are clipped to, flat; None if they are
             not clipped.
     """
@@ -70,7 +76,8 @@ class ActionPart:
     space: spaces.Space[Any]
     distribution: ActionDistribution
     inputs: slice
-    bounds: tuple[F32, F32] | None
+    dtype: str
+    bounds: tuple[Array, Array] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +147,8 @@ class PolicyForm:
         for part in self.actions:
             infinite = np.full(math.prod(part.output.shape), np.inf, np.float32)
             bounds = part.bounds or (-infinite, infinite)
-            low.append(bounds[0])
-            high.append(bounds[1])
+            low.append(_rounded(bounds[0], math.inf))
+            high.append(_rounded(bounds[1], -math.inf))
         shape = () if self.spec.prev_action is None else self.spec.prev_action.shape
         return np.concatenate(low).reshape(shape), np.concatenate(high).reshape(shape)
 
@@ -191,33 +198,43 @@ def _action_parts(parts: PolicyParts, clip_actions: bool) -> Iterator[ActionPart
         ]
     leaves = leaves_of(parts.policy.action_space)
     for (name, distribution, inputs), (path, space) in zip(pieces, leaves, strict=True):
+        dtype = "float64" if _needs_float64(space) else "float32"
         yield ActionPart(
             output=ArraySpec(name, tuple(space.shape or ()), np.dtype(space.dtype).name),
             path=path,
             space=space,
             distribution=distribution,
             inputs=inputs,
-            bounds=_bounds(space) if clip_actions else None,
+            dtype=dtype,
+            bounds=_bounds(space, dtype) if clip_actions else None,
         )
 
 
-def _bounds(space: spaces.Space[Any]) -> tuple[F32, F32] | None:
+def _needs_float64(space: spaces.Space[Any]) -> bool:
+    """Return whether float32 is too coarse for the range of a space."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.float64:
+        return False
+    scale = BoxScale(space)
+    return bool((np.abs(scale.centre) > _FARTHEST * scale.half_range).any())
+
+
+def _bounds(space: spaces.Space[Any], dtype: str) -> tuple[Array, Array] | None:
     if not isinstance(space, spaces.Box) or not (
         space.bounded_below.any() or space.bounded_above.any()
     ):
         return None
-    return _rounded(space.low, math.inf), _rounded(space.high, -math.inf)
+    return _rounded(space.low, math.inf, dtype), _rounded(space.high, -math.inf, dtype)
 
 
-def _rounded(bound: NDArray[Any], toward: float) -> F32:
-    """Return bounds as flat float32; bounds that float32 can't represent move inwards, so that none
-    is exceeded.
+def _rounded(bound: NDArray[Any], toward: float, dtype: str = "float32") -> Array:
+    """Return bounds as flat floats; bounds that the dtype can't represent move inwards, so that
+    none is exceeded.
     """
     flat = bound.ravel().astype(np.float64)
     with np.errstate(over="ignore"):
-        near = flat.astype(np.float32)
+        near = flat.astype(dtype)
     is_beyond = near < flat if toward > 0 else near > flat
-    moved: F32 = np.where(is_beyond, np.nextafter(near, np.float32(toward)), near)
+    moved: Array = np.where(is_beyond, np.nextafter(near, toward, dtype=dtype), near)
     return moved
 
 
@@ -288,7 +305,9 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
             columns[kind.positions] = np.arange(kind.num_inputs)
             padded = ops.take(inputs, columns, MASKED_LOGIT)
             table = ops.reshape(padded, [len(kind.sizes), widest])
-            return _shifted(ops, ops.argmax(table), kind.start)
+            # ONNX Runtime's ArgMax leaves a table without rows as it is
+            index = ops.reshape(ops.argmax(table), [len(kind.sizes)])
+            return _shifted(ops, index, kind.start)
         case Bernoulli():
             return ops.is_positive(inputs)
         case DiagGaussian():
@@ -296,9 +315,11 @@ def _mode(ops: Any, inputs: Any, part: ActionPart) -> Any:
             if isinstance(kind, SquashedGaussian):
                 share = ops.multiply(ops.add(ops.tanh(values), _ONE), _ONE / 2)
                 values = ops.minimum(ops.add(ops.multiply(share, kind.span), kind.low), kind.high)
+            if part.dtype != "float32":
+                values = ops.cast(values, part.dtype)
             if isinstance(kind, ScaledGaussian):
-                half_range = kind.scale.half_range.astype(np.float32)
-                centre = kind.scale.centre.astype(np.float32)
+                half_range = kind.scale.half_range.astype(part.dtype)
+                centre = kind.scale.centre.astype(part.dtype)
                 values = ops.add(ops.multiply(values, half_range), centre)
             if part.bounds is not None:
                 low, high = part.bounds

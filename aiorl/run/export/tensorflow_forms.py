@@ -145,8 +145,13 @@ def write_tflite(form: PolicyForm, path: Path) -> Runner:
     """Write a TFLite file of built-in operations only, and return a function that runs it.
 
     Raises:
-        ExportError: the network needs other operations.
+        ExportError: the network needs other operations, or actions need float64.
     """
+    if any(part.dtype == "float64" for part in form.actions):
+        raise ExportError(
+            "TFLite computes in float32, which is too coarse for a Box so narrow and so far from 0;"
+            " try onnx, savedmodel or keras"
+        )
     with tempfile.TemporaryDirectory(prefix="tflite-") as folder:
         _save(form, Path(folder))
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[_SIGNATURE])

@@ -232,9 +232,9 @@ class WorkerSet:
         Raises:
             Exception: see `foreach_worker`.
         """
-        results: list[list[R]]
-        results = self._call_all("foreach_policy", lambda index: (function,), timeout_s)
-        return list(itertools.chain.from_iterable(results))
+        return list(
+            itertools.chain(*self._call_all("foreach_policy", lambda index: (function,), timeout_s))
+        )
 
     def foreach_trainable_policy(
         self, function: Callable[[Policy, str], R] | str, *, timeout_s: float | None = TIMEOUT_S
@@ -251,9 +251,11 @@ class WorkerSet:
         Raises:
             Exception: see `foreach_worker`.
         """
-        results: list[list[R]]
-        results = self._call_all("foreach_trainable_policy", lambda index: (function,), timeout_s)
-        return list(itertools.chain.from_iterable(results))
+        return list(
+            itertools.chain(
+                *self._call_all("foreach_trainable_policy", lambda index: (function,), timeout_s)
+            )
+        )
 
     def _call_all(
         self, method: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float | None

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from costs import by_cost
-from export_worlds import WORLDS, model_inputs, observations_of, run_onnx, save_world
+from export_worlds import BOX, WORLDS, model_inputs, observations_of, run_onnx, save_world
+from gymnasium import spaces
 
 import aiorl
 from aiorl.acting.acting_state import SavedRun
@@ -112,6 +113,20 @@ def test_every_format_acts_as_the_loaded_policy_with_the_same_names(
                 np.testing.assert_allclose(
                     value, want, rtol=1e-5, atol=limit, err_msg=f"{name}: {output}"
                 )
+
+
+def test_actions_of_a_narrow_range_far_from_zero_need_a_format_with_float64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = spaces.Box(1e8, 1e8 + 4, (2,), np.float64)
+    monkeypatch.setitem(WORLDS, "far", (BOX, far, {"model": {"fcnet_hiddens": [4]}}))
+    save_world("far", tmp_path)
+    with pytest.raises(ExportError, match=r"tflite: .* float32"):
+        aiorl.export_policy(tmp_path, tmp_path / "out", ["tflite"])
+    written = aiorl.export_policy(tmp_path, tmp_path / "out", ["onnx", "savedmodel"])
+    inputs = {"obs": model_inputs(BOX, observations_of(BOX, 5))}
+    by_onnx, by_savedmodel = (RUNNERS[name](written[name], inputs) for name in written)
+    np.testing.assert_allclose(by_savedmodel["action"] - 1e8, by_onnx["action"] - 1e8, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from export_worlds import (
     BOX,
+    MANY,
     WORLDS,
     model_inputs,
     observations_of,
@@ -169,6 +170,56 @@ def test_the_filter_in_the_file_is_precise_far_from_zero(tmp_path: Path) -> None
     found = run_onnx(written["onnx"], {"obs": obs})
     np.testing.assert_allclose(found["dist_inputs"], dist_inputs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found["vf"], values, rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_runs_without_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORLDS, "many", (BOX, MANY, {"model": {"fcnet_hiddens": [4]}}))
+    save_world("many", tmp_path)
+    written = aiorl.export_policy(tmp_path, tmp_path)
+    described = json.loads((written["onnx"].parent / "policy.json").read_text())
+    found = run_onnx(written["onnx"], {"obs": np.zeros((0, 3), np.float32)})
+    for output in described["outputs"]:
+        array = found[output["name"]]
+        assert (array.dtype, array.shape) == (output["dtype"], (0, *output["shape"][1:]))
+
+
+FAR = spaces.Box(1e8, 1e8 + 4, (2,), np.float64)
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize_actions": False}, {"clip_actions": False}])
+def test_actions_of_a_narrow_range_far_from_zero_are_those_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """Float32 has one number in this range."""
+    monkeypatch.setitem(WORLDS, "far", (BOX, FAR, {"model": {"fcnet_hiddens": [4]}, **settings}))
+    save_world("far", tmp_path)
+    written = aiorl.export_policy(tmp_path, tmp_path)
+    policy = aiorl.load_policy(tmp_path)
+    observations = observations_of(BOX, 9)
+    expected, _, _ = policy.compute_actions(observations, [])
+    found = run_onnx(written["onnx"], {"obs": model_inputs(BOX, observations)})
+    np.testing.assert_allclose(found["action"] - 1e8, np.array(expected) - 1e8, atol=1e-5)
+
+
+def test_differences_of_actions_count_by_their_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORLDS, "far", (BOX, FAR, {"model": {"fcnet_hiddens": [4]}}))
+    save_world("far", tmp_path)
+    write = onnx_form.write_onnx
+
+    def write_shifted(form: Any, path: Path) -> Any:
+        run = write(form, path)
+
+        def run_shifted(inputs: Any) -> Any:
+            found = run(inputs)
+            return found | {"action": found["action"] + 0.01}
+
+        return run_shifted
+
+    monkeypatch.setattr(onnx_form, "write_onnx", write_shifted)
+    with pytest.raises(ExportError, match=r"onnx: .* action differs by 0\.005, .* 1e-05"):
+        aiorl.export_policy(tmp_path, tmp_path / "out")
 
 
 def test_the_json_file_describes_inputs_outputs_and_origin(tmp_path: Path) -> None:
