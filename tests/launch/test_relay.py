@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import random
 import signal
@@ -195,9 +194,7 @@ def test_all_workers_of_a_host_get_the_bytes_that_the_learner_sent_over_one_subs
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_workers_connect_again_when_their_relay_has_ended_or_stands_still(run, number: int) -> None:
     async def test(host: Host) -> None:
-        host.limits = dataclasses.replace(
-            LIMITS, times=dataclasses.replace(LIMITS.times, dead_after_s=3.0)
-        )
+        host.limits = LIMITS._replace(times=LIMITS.times._replace(dead_after_s=3.0))
         await host.start()
         host.relays[0].send_signal(number)
         await host.until(lambda: host.num_relayed == 0)
