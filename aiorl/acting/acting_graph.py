@@ -495,7 +495,7 @@ class ActingGraph:
         Raises:
             PolicyError: when the arrays don't fit, there are no weights yet, or ONNX Runtime fails.
         """
-        session = self._current()
+        session = self._session or self._current()
         if obs.shape[1:] != self.spec.obs_shape or obs.dtype != self._obs_dtype:
             raise PolicyError(
                 f"observations are {obs.dtype} {list(obs.shape)}; the policy takes"

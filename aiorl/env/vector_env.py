@@ -284,12 +284,11 @@ class StepResults:
         self.is_dirty = False
 
     def clear(self) -> None:
-        """Remove the flags and infos of the last step; most steps have none."""
-        if self.is_dirty:
-            self.terminateds.fill(False)
-            self.truncateds.fill(False)
-            self.infos = [{}] * len(self.infos)
-            self.is_dirty = False
+        """Remove the flags and infos of the last step."""
+        self.terminateds.fill(False)
+        self.truncateds.fill(False)
+        self.infos = [{}] * len(self.infos)
+        self.is_dirty = False
 
     def truncate(self, cut: Bools) -> None:
         """Truncate the episodes of some copies.
@@ -439,14 +438,15 @@ class Copies(VectorEnv):
             EnvError: an environment raised, or returned a value that does not fit.
         """
         results = self.results
-        results.clear()
+        if results.is_dirty:  # most steps have no flags and no infos
+            results.clear()
         if self.can_begin:
             actions = list(actions)
             self.begin(slice(None), actions)
         self.step_count += 1
         # Local names, because the loop runs once for each environment step of a worker.
         rewards = results.rewards
-        check = self.check
+        check = self.nested.leaf
         shape = getattr(check, "shape", None)
         dtype = getattr(check, "dtype", None)
         index = 0
