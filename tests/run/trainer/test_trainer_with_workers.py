@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from processes import wait_until
+from processes import free_address, wait_until
 
 import aiorl
 from aiorl.acting.checkpoint import find_checkpoint
@@ -181,7 +181,7 @@ def test_t2_ctrl_c_ends_a_script_with_a_checkpoint_of_the_last_update_and_withou
 def test_with_an_address_and_no_local_workers_it_waits_for_others(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     make_keys(keys)
-    settings = {**PPO, "num_workers": 0, "bind": "tcp://127.0.0.1:47611", "keys": str(keys)}
+    settings = {**PPO, "num_workers": 0, "bind": free_address(), "keys": str(keys)}
     command = [
         sys.executable,
         "-m",
