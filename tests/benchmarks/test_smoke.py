@@ -120,6 +120,7 @@ def test_pong_is_played_by_subject_and_baseline_and_sent(tmp_path: Path) -> None
     assert ratio < atari.TARGET_WIRE / 4
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("what", sorted(ATTACKS.keys() - {"metrics"}))  # this one needs leases
 def test_every_attacker_reaches_the_learner_and_ends_in_time(what: str) -> None:
     async def attack() -> int:

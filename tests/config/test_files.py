@@ -48,6 +48,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_yaml_that_would_exhaust_its_reader_is_refused_in_one_sentence(
     tmp_path: Path, kind: str

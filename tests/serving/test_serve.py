@@ -144,6 +144,7 @@ def plain(value: Any) -> Any:
     return orjson.loads(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
+@pytest.mark.rest_slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_load_policy_bit_for_bit(
     served: Served, saved: dict[str, Path], kind: str
