@@ -47,7 +47,7 @@ import orjson
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
-from aiorl.data.columns import Array
+from aiorl.data.columns import NUMBER_KINDS, Array
 from aiorl.data.sample_batch import Batch, MultiAgentBatch, SampleBatch, rows_by_policy
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
@@ -57,7 +57,6 @@ from aiorl.offline.pickled_array import read_pickled_array
 from aiorl.offline.stored_columns import (
     KNOWN,
     MAX_BATCH_BYTES,
-    NUMBER_KINDS,
     WHOLE_NUMBERS,
     Room,
     check_names,
@@ -334,7 +333,6 @@ def _rllib_rows(rows: Any, room: Room) -> SampleBatch:
         names = rows.get(c.EPS_ID)
         if isinstance(names, list) and any(isinstance(name, str) for name in names):
             rows[c.EPS_ID] = episode_numbers(names).tolist()
-        rows = {name: (name, column) for name, column in rows.items()}
     return read_batch(rows, _rllib_column, room)
 
 
@@ -359,7 +357,7 @@ def _batch_of_rows(rows: list[Mapping[str, Any]]) -> Batch:
 # --- columns ---
 
 
-def _column(column: object, room: Room) -> Array:
+def _column(name: str, column: object, room: Room) -> Array:
     """Return a column of one of our lines."""
     match column:
         case {"dtype": "json", "rows": list() as rows}:
@@ -377,11 +375,8 @@ def _column(column: object, room: Room) -> Array:
     raise DataError("it has no known dtype with rows, lz4 or base64")
 
 
-def _rllib_column(named: tuple[str, object], room: Room) -> Array:
-    """Return a column of one of RLlib's lines by its name; null becomes NaN, lists of mappings are
-    kept.
-    """
-    name, column = named
+def _rllib_column(name: str, column: object, room: Room) -> Array:
+    """Return a column of one of RLlib's lines; null becomes NaN, lists of mappings are kept."""
     if isinstance(column, str):
         return read_pickled_array(_unpacked(column, room.left))
     if isinstance(column, list) and column and isinstance(column[0], str):

@@ -23,14 +23,14 @@ from aiorl.acting.preprocessors import preprocessor_for
 from aiorl.config.files import open_regular, parse_json, read_regular
 from aiorl.data import columns as c
 from aiorl.data.actions import ActionLayout, Space
-from aiorl.data.columns import Array
+from aiorl.data.columns import NUMBER_KINDS, Array
 from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.data.spaces import space_from_dict
 from aiorl.errors import AiorlError, DataError
 from aiorl.offline.episodes import trajectories
 from aiorl.offline.files import EXTRA
 from aiorl.offline.formats import WHOLE, BatchFile, Format, Share, Stored, WriteOptions, placed
-from aiorl.offline.stored_columns import NUMBER_KINDS, Room, to_batch
+from aiorl.offline.stored_columns import Room, to_batch
 from aiorl.offline.unit_actions import action_space_of
 from aiorl.process.imports import needed_by
 from aiorl.text import one_line
@@ -452,8 +452,7 @@ def _check_actions(actions: Array, space: Space) -> None:
         DataError: there are some.
     """
     if isinstance(space, spaces.Discrete):
-        numbers = actions - space.start
-        is_wrong = (numbers < 0) | (numbers >= space.n)
+        ((_, is_wrong),) = ActionLayout(space).misfits(actions)
         if is_wrong.any():
             raise DataError(
                 f"action {actions[is_wrong][0]} is not in {space}, which is the action space of"

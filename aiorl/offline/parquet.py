@@ -26,7 +26,7 @@ import orjson
 
 from aiorl.config.files import parsed_bytes
 from aiorl.data import columns as c
-from aiorl.data.columns import Array
+from aiorl.data.columns import NUMBER_KINDS, Array
 from aiorl.data.sample_batch import Batch, SampleBatch
 from aiorl.errors import DataError
 from aiorl.offline.column_names import with_known_names
@@ -37,7 +37,6 @@ from aiorl.offline.stored_columns import (
     KNOWN,
     MAX_BATCH_BYTES,
     MAX_DIMS,
-    NUMBER_KINDS,
     Form,
     Room,
     check_booleans,
@@ -396,7 +395,7 @@ class _Column(NamedTuple):
         )
 
 
-def _read_column(stored: tuple[_Column, Any], room: Room) -> Array:
+def _read_column(name: str, stored: tuple[_Column, Any], room: Room) -> Array:
     """Return a column of a table as an array.
 
     Raises:

@@ -25,7 +25,6 @@ _MAX_SIZE = 1 << 28
 _MAX_POLICIES = 1000
 _MAX_COLUMNS = 1000
 _MAX_DEPTH = 32
-NUMBER_KINDS = "biuf"
 FLAGS = (c.DONES, c.TERMINATEDS, c.TRUNCATEDS)
 WHOLE_NUMBERS = (c.EPS_ID, c.AGENT_INDEX, c.T)
 """Columns that name a row's episode, agent and step."""
@@ -58,14 +57,15 @@ class Room:
 
 def read_batch(
     columns: object,
-    read: Callable[[Any, Room], Array],
+    read: Callable[[str, Any, Room], Array],
     room: Room,
 ) -> SampleBatch:
     """Return a batch of stored columns, read one by one.
 
     Args:
         columns: stored columns by name.
-        read: function that returns a stored column as an array, within the memory left.
+        read: function that returns a stored column, given by its name, as an array, within the
+            memory left.
         room: memory left for all policies of the batch.
 
     Raises:
@@ -77,7 +77,7 @@ def read_batch(
     arrays: dict[str, Array] = {}
     for name, stored in columns.items():
         try:
-            arrays[name] = read(stored, room)
+            arrays[name] = read(name, stored, room)
             room.take(arrays[name].nbytes)
         except DataError as error:
             raise DataError(f"column {one_line(name, 200)!r}: {error.reason}") from error

@@ -119,11 +119,9 @@ class Lockstep:
             SamplerDied: ``is_stopped`` was set.
             Exception: ``on_step`` raised it.
         """
-        report("sample_start", self._settings.rollout_fragment_length * self.env.num_envs)
         fragment = None
         while fragment is None:
             fragment = self._builder.add(self._full_table(on_step), self._state)
-        report("sample_end", fragment.columns)
         return fragment
 
     def take_episodes(self) -> EpisodeColumns:

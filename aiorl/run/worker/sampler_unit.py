@@ -31,14 +31,14 @@ from aiorl.actors.values import pack, refuse_handle
 from aiorl.config.code import with_objects
 from aiorl.config.worker import PolicyPart, WorkerPart
 from aiorl.data import columns as c
-from aiorl.data.fragment import PolicyGraph
+from aiorl.data.fragment import Fragment, PolicyGraph
 from aiorl.data.layout import to_training_arrays
 from aiorl.data.metrics import EpisodeColumns, RolloutMetrics
 from aiorl.data.sample_batch import SampleBatch
 from aiorl.errors import EnvError, SamplerDied
 from aiorl.net.wire.messages import Arrays, Samples, Snapshot, Value
 from aiorl.offline.estimators import OffPolicyEstimate
-from aiorl.process.log_once import log_once
+from aiorl.process.log_once import log_once, report
 from aiorl.run.added_policy import AddedPolicy, changes_to
 from aiorl.sampling.callbacks import DefaultCallbacks, named_callbacks
 from aiorl.sampling.policies import learned_policies, named_function
@@ -388,9 +388,7 @@ class SamplerUnit:
         if not part.sample_async:
             self._between_turns(worker)
         first_version = self._version_now
-        in_lockstep = None
-        if isinstance(worker.sampler, SyncSampler):
-            in_lockstep = worker.sampler.get_fragment(worker.on_turn)
+        in_lockstep = self._sample_in_lockstep()
         if in_lockstep is not None:
             fragment, episodes = in_lockstep
             batches: dict[str, Arrays] = {c.DEFAULT_POLICY_ID: fragment.training_arrays()}
@@ -435,6 +433,19 @@ class SamplerUnit:
             filter_deltas={},
             perf=self._take_perf(),
         )
+
+    def _sample_in_lockstep(self) -> tuple[Fragment, EpisodeColumns] | None:
+        """Return a fragment and the episodes that ended since the last one; None unless
+        environments step in lockstep.
+        """
+        sampler = self.worker.sampler
+        if not isinstance(sampler, SyncSampler) or sampler.lockstep is None:
+            return None
+        report("sample_start", self.worker.reader.rollout_fragment_length)
+        sampled = sampler.get_fragment(self.worker.on_turn)
+        if sampled is not None:
+            report("sample_end", sampled[0].columns)
+        return sampled
 
     @property
     def _version_now(self) -> int:
